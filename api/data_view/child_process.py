@@ -89,16 +89,14 @@ def serve(
     for line in requests:
         request = json.loads(line)
         try:
-            if wanted := request.get("rows"):
+            if what := request.get("rows"):
                 limits.limit_added_processor_time(ROWS_CPU_SECONDS)
-                page = reader.page(
-                    wanted["after"], wanted["limit"], wanted["only"], wanted["seq_len"], _method(wanted["method"])
-                )
+                page = reader.page(what["after"], what["limit"], what["only"], what["seq_len"], _method(what["method"]))
                 _write(answers, {"rows": page.model_dump(mode="json")})
             else:
                 limits.limit_added_processor_time(REPORT_CPU_SECONDS)
-                wanted = request["report"]
-                method, seq_len = _method(wanted["method"]) or reader.method, wanted["seq_len"] or length
+                what = request["report"]
+                method, seq_len = _method(what["method"]) or reader.method, what["seq_len"] or length
                 made = make_report(path, tokenizer, seq_len if tokenizer else None, method)
                 _write(answers, {"report": made.model_dump(mode="json")})
         except MensError as error:
@@ -111,19 +109,19 @@ def serve(
 def make_report(path: Path, tokenizer: Tokenizer | None, seq_len: int | None, method: MethodType) -> ReportMade:
     """Read the whole file, and report on it as a job's preflight would."""
     contract = parse_contract({"data": {"train_file": "-"}, "method": {"type": method}})
-    found, supervision, error = report_on_file(InputFile("", "", path), contract, seq_len or 0, tokenizer)
+    report, supervision, error = report_on_file(InputFile("", "", path), contract, seq_len or 0, tokenizer)
     return ReportMade(
         seq_len=seq_len,
         method=method,
-        data=found.training,
-        notes=found.notes,
+        data=report.training,
+        notes=report.notes,
         supervision=supervision,
         refusal=_refusal(error) if error else None,
     )
 
 
 def _refusal(error: MensError) -> JobRefusal:
-    lines = [LineNote(line=one["line"], reason=one["reason"]) for one in error.details.get("lines", [])]
+    lines = [LineNote(line=fault["line"], reason=fault["reason"]) for fault in error.details.get("lines", [])]
     return JobRefusal(code=error.code, message=error.message, remedy=error.remedy, lines=lines)
 
 

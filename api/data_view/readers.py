@@ -105,22 +105,22 @@ class FileReaders:
         self._idle: dict[tuple[str, int, str], _Child] = {}
         self._timer: threading.Timer | None = None
 
-    def rows(self, source: DataSource, wanted: dict[str, Any]) -> Any:
+    def rows(self, source: DataSource, rows_request: dict[str, Any]) -> Any:
         """Return a page (`RowsRead`), by the process that has read the file before, if there is one."""
         child = self._take(source)
         try:
-            answer = child.ask({"rows": wanted}, ROWS_SECONDS)["rows"]
+            answer = child.ask({"rows": rows_request}, ROWS_SECONDS)["rows"]
         except BaseException:
             child.process.end()
             raise
         self._put_back(source, child)
         return answer
 
-    def report(self, source: DataSource, wanted: dict[str, Any]) -> Any:
+    def report(self, source: DataSource, report_request: dict[str, Any]) -> Any:
         """Return a report (`ReportMade`), by a process of its own."""
         child = _Child.start(source)
         try:
-            return child.ask({"report": wanted}, REPORT_SECONDS)["report"]
+            return child.ask({"report": report_request}, REPORT_SECONDS)["report"]
         finally:
             child.process.end()
 
@@ -143,8 +143,8 @@ class FileReaders:
             else:
                 self._idle[source.key] = child
             self._set_timer()
-        for each in surplus:
-            each.process.end()
+        for superfluous in surplus:
+            superfluous.process.end()
 
     def _set_timer(self) -> None:
         """Set the timer for the process that has been idle longest, if it is not set; called with the lock held."""

@@ -54,8 +54,8 @@ class FileReports:
             TooMany: ``CONCURRENCY_LIMITED``. MensError: the report could not be made; the next call tries again.
         """
         with self._lock:
-            if found := self._find_kept(key):
-                return found
+            if kept := self._find_kept(key):
+                return kept
             if key not in self._making:
                 self._refuse_surplus(tenant)
                 self._making[key] = tenant, self._threads.submit(self._make, key, make)
@@ -67,15 +67,15 @@ class FileReports:
 
     def _find_kept(self, key: ReportKey) -> ReportMade | None:
         """Return a report that is kept; the error of one that could not be made is raised, for the first caller alone."""
-        found = self._kept.get(key)
-        if isinstance(found, _Failure):
+        kept = self._kept.get(key)
+        if isinstance(kept, _Failure):
             del self._kept[key]
-            if time.monotonic() - found.since < FAILURE_SECONDS:
-                raise found.error
+            if time.monotonic() - kept.since < FAILURE_SECONDS:
+                raise kept.error
             return None
-        if found:
+        if kept:
             self._kept.move_to_end(key)
-        return found
+        return kept
 
     def _make(self, key: ReportKey, make: Callable[[], ReportMade]) -> ReportMade:
         # Kept here and not by the next caller: one that does not ask again must leave nothing among those being made.

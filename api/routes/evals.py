@@ -63,9 +63,9 @@ def list_evals(
     view: TenantViewDep, page: ListingDep, order_by: Literal["created_at", "updated_at"] = "created_at"
 ) -> EvalPage:
     """Evals, the oldest first by default."""
-    found = view.evals.list(after=page.after, limit=page.limit, newest_first=page.newest_first, order_by=order_by)
-    shown = [eval_view(item) for item in found[: page.limit]]
-    return EvalPage(**id_page_fields(shown, has_more=len(found) > page.limit))
+    evals = view.evals.list(after=page.after, limit=page.limit, newest_first=page.newest_first, order_by=order_by)
+    shown = [eval_view(item) for item in evals[: page.limit]]
+    return EvalPage(**id_page_fields(shown, has_more=len(evals) > page.limit))
 
 
 @router.get("/{eval_id}")
@@ -110,11 +110,11 @@ def list_runs(
     """Runs of an eval, the oldest first by default. Rows that came with a run stand there as the file that was made of them."""
     view.evals.get(eval_id)
     states = None if status is None else [state for state, name in STATUS_OF.items() if name == status]
-    found = view.eval_runs.list(
+    runs = view.eval_runs.list(
         eval_id, after=page.after, limit=page.limit, newest_first=page.newest_first, states=states
     )
-    shown = [run_view(run, job, _url(request.base_url, run)) for run, job in found[: page.limit]]
-    return EvalRunPage(**id_page_fields(shown, has_more=len(found) > page.limit))
+    shown = [run_view(run, job, _url(request.base_url, run)) for run, job in runs[: page.limit]]
+    return EvalRunPage(**id_page_fields(shown, has_more=len(runs) > page.limit))
 
 
 @router.get("/{eval_id}/runs/{run_id}")
@@ -157,9 +157,9 @@ def list_output_items(
     """List a run's output items, in the order of the items."""
     run, _ = view.eval_runs.get(eval_id, run_id)
     cursor = None if page.after is None else item_position(run_id, page.after)
-    found = view.eval_items.list(run_id, after=cursor, limit=page.limit, newest_first=page.newest_first, status=status)
-    shown = [item_view(run, item) for item in found[: page.limit]]
-    return OutputItemPage(**id_page_fields(shown, has_more=len(found) > page.limit))
+    items = view.eval_items.list(run_id, after=cursor, limit=page.limit, newest_first=page.newest_first, status=status)
+    shown = [item_view(run, item) for item in items[: page.limit]]
+    return OutputItemPage(**id_page_fields(shown, has_more=len(items) > page.limit))
 
 
 @router.get("/{eval_id}/runs/{run_id}/output_items/{output_item_id}")

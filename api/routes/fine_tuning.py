@@ -78,22 +78,22 @@ def list_jobs(
     request: Request, services: ServicesDep, view: TenantViewDep, after: After = None, limit: Limit = 20
 ) -> Page[FineTuningJob]:
     """Fine-tuning jobs, newest first; ``metadata[key]=value`` filters, and ``metadata=null`` for jobs without metadata."""
-    given = request.query_params
+    parameters = request.query_params
     labels = {
         key.removeprefix("metadata[").removesuffix("]"): value
-        for key, value in given.items()
+        for key, value in parameters.items()
         if key.startswith("metadata[") and key.endswith("]")
     }
     if len(labels) > MAX_FILTERS:
         message = f"The request has {len(labels)} metadata filters; the maximum is {MAX_FILTERS}."
         remedy = f"Send at most {MAX_FILTERS} metadata filters."
         raise InvalidRequest(Code.REQUEST_INVALID, message, remedy=remedy, param="metadata")
-    if given.get("metadata") not in (None, "null"):
+    if parameters.get("metadata") not in (None, "null"):
         message = "metadata is a filter as `metadata[key]=value`, or `null` for jobs without any."
         raise InvalidRequest(Code.REQUEST_INVALID, message, param="metadata")
-    which = JobFilter(kind=Kind.FINETUNE, labels=labels, has_labels=False if "metadata" in given else None)
-    found = view.jobs.list(which, after=after, limit=limit)
-    shown = [job.model_copy(update={"result": without_samples(job.result)}) for job in found]
+    which = JobFilter(kind=Kind.FINETUNE, labels=labels, has_labels=False if "metadata" in parameters else None)
+    jobs = view.jobs.list(which, after=after, limit=limit)
+    shown = [job.model_copy(update={"result": without_samples(job.result)}) for job in jobs]
     return page_of([job_view(job, services.queue_places.of(job)) for job in shown], limit)
 
 

@@ -49,17 +49,17 @@ async def ready(request: Request, services: ServicesDep) -> Ready:
     await services.readiness.check(until)
     faulty = await services.readiness.faulty_machines(until)
     is_named = bool(faulty) and await _is_operator_by(until, services, request)
-    faults = [WorkerFault(code=one.fault_code, message=one.fault if is_named else None) for one in faulty]
+    faults = [WorkerFault(code=machine.fault_code, message=machine.fault if is_named else None) for machine in faulty]
     return Ready(worker_faults=faults)
 
 
 async def _is_operator_by(until: float, services: Services, request: Request) -> bool:
     """Return whether a request has an operator's key; false if the database did not tell in time."""
     # Never cancelled: an unknown key counts as a guess, however late it is looked up.
-    asked = asyncio.create_task(_is_operator(services, request))
+    lookup = asyncio.create_task(_is_operator(services, request))
     with suppress(TimeoutError):
         async with asyncio.timeout_at(until):
-            return await asyncio.shield(asked)
+            return await asyncio.shield(lookup)
     return False
 
 

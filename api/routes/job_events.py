@@ -145,17 +145,17 @@ async def stream_changes(
     so that lists must be read again. `event: error` ends the stream of a key that was revoked meanwhile.
     """
     authenticated: Authenticated = request.scope[AUTHENTICATED]
-    wanted = Wanted(
+    selection = Wanted(
         tuple(visible_to(caller.tenant)), frozenset(kind or ()), frozenset(types or ()), is_operator=caller.is_operator
     )
     try:
-        async for batch in services.job_changes.batches(wanted):
+        async for batch in services.job_changes.batches(selection):
             if services.shutdown.has_begun or await request.is_disconnected():
                 return
             await services.lookup.authenticate(authenticated.secret)
             if cursor is not None:  # after the stream has begun to follow, so that nothing falls between
-                read = partial(missed_events, services.database, wanted, cursor)
-                batch[:0] = await services.event_feed.read(("changes", wanted, cursor), read)
+                read = partial(missed_events, services.database, selection, cursor)
+                batch[:0] = await services.event_feed.read(("changes", selection, cursor), read)
                 cursor = None
             for event in batch:
                 yield event

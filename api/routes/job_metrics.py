@@ -90,8 +90,8 @@ async def job_metrics(
     Runs of workers of an earlier release have none; their events have some of the losses.
     """
     job, is_csv = await run_in_threadpool(view.job, job_id), CSV in accept
-    asked = [job.id, job.version, series, from_step, to_step, points, is_csv]
-    headers = {"ETag": f'W/"{digest_json(asked)[:32]}"', "Vary": "Accept"}
+    identity = [job.id, job.version, series, from_step, to_step, points, is_csv]
+    headers = {"ETag": f'W/"{digest_json(identity)[:32]}"', "Vary": "Accept"}
     if is_known(headers["ETag"], if_none_match):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
 
@@ -113,7 +113,7 @@ async def job_metrics(
 def _curves(job_id: str, extent: SeriesExtent, values: dict[str, array[float]], first: int, points: int) -> JobMetrics:
     steps = max(map(len, values.values()), default=0)
     bucket = bucket_size(first, first + steps - 1, points) if steps else 1
-    curves = {name: thinned(each, first, bucket) for name, each in values.items()}
+    curves = {name: thinned(array_of_values, first, bucket) for name, array_of_values in values.items()}
     return JobMetrics.model_construct(
         job_id=job_id,
         last_step=extent.last_step,

@@ -297,12 +297,12 @@ def job_log(
 
     The log of a running attempt is at most 15 seconds old.
     """
-    found = view.jobs.log(job_id, attempt)
-    if found is None:
+    log = view.jobs.log(job_id, attempt)
+    if log is None:
         return PlainTextResponse("")
-    content = found.text.encode()
+    content = log.text.encode()
     whole = content if len(content) <= size else content[-size:].partition(b"\n")[2]
-    return PlainTextResponse(whole, headers={"X-Mens-Attempt": str(found.attempt)})
+    return PlainTextResponse(whole, headers={"X-Mens-Attempt": str(log.attempt)})
 
 
 @router.get("/jobs", responses=NOT_CHANGED)
@@ -421,5 +421,9 @@ def resume_job(job_id: Id, services: ServicesDep, view: TenantViewDep) -> Job:
 @router.get("/jobs/{job_id}/checkpoints")
 def list_checkpoints(job_id: Id, view: TenantViewDep) -> WholeList[Adapter]:
     """The job's stored checkpoints and its result, newest first, also while it runs and after it was cancelled or failed."""
-    found = view.checkpoints(view.jobs.get(job_id))
-    return WholeList(data=[one.model_copy(update={"metrics": without_samples(one.metrics)}) for one in found])
+    checkpoints = view.checkpoints(view.jobs.get(job_id))
+    return WholeList(
+        data=[
+            checkpoint.model_copy(update={"metrics": without_samples(checkpoint.metrics)}) for checkpoint in checkpoints
+        ]
+    )

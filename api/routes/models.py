@@ -84,8 +84,8 @@ def _named_models(view: TenantView, bases: Collection[str]) -> Iterator[Model]:
     ends = view.shutdown_dates(adapters.values())
     aliases = [alias for alias in view.aliases.all() if alias.adapter_id in adapters]
     yield from (_alias_model(alias, adapters[alias.adapter_id]) for alias in aliases)
-    known = {*bases, *(alias.name for alias in aliases), *adapters}
-    yield from (_foreign_model(name) for name in view.names.all() if name.stands_for.name in known)
+    model_names = {*bases, *(alias.name for alias in aliases), *adapters}
+    yield from (_foreign_model(name) for name in view.names.all() if name.stands_for.name in model_names)
     yield from (_adapter_model(adapter, ends) for adapter in adapters.values())
 
 
@@ -106,8 +106,8 @@ def retrieve_model(model: Id, services: ServicesDep, caller: CallerDep) -> Model
 
 def _retrieve_foreign(view: TenantView, model: str) -> Model:
     """Return a foreign name, or the checkpoint for a foreign name with a step."""
-    found = view.names.resolve(model)
-    if found is None:
+    destination = view.names.resolve(model)
+    if destination is None:
         raise NotFound(
             Code.MODEL_NOT_FOUND,
             f"The model {model!r} does not exist.",
@@ -116,7 +116,7 @@ def _retrieve_foreign(view: TenantView, model: str) -> Model:
         )
     if name := view.names.find(model):
         return _foreign_model(name)
-    adapter = view.adapters.get(found.name)
+    adapter = view.adapters.get(destination.name)
     mens = {"kind": "foreign", "stands_for": {"kind": "adapter", "name": adapter.id}}
     return _adapter_model(adapter, view.shutdown_dates([adapter])).model_copy(update={"id": model, "mens": mens})
 
@@ -137,8 +137,8 @@ def list_adapters(
     ] = None,
 ) -> Page[Adapter]:
     """Stored adapters with manifests and certificates, newest first, unpublished ones included; without sample answers."""
-    found = view.adapters.page(after=after, limit=limit, text=q or "")
-    listed = [one.model_copy(update={"metrics": without_samples(one.metrics)}) for one in found]
+    adapters = view.adapters.page(after=after, limit=limit, text=q or "")
+    listed = [adapter.model_copy(update={"metrics": without_samples(adapter.metrics)}) for adapter in adapters]
     return page_of(listed, limit)
 
 
@@ -173,8 +173,8 @@ def _certificates(services: Services, base: BaseModelEntry) -> list[BaseCertific
 
 
 def _is_offered(services: Services, base: BaseModelEntry) -> bool:
-    found = _certificates(services, base)
-    return found is None or is_certified(found)
+    certificates = _certificates(services, base)
+    return certificates is None or is_certified(certificates)
 
 
 def _base_model(
@@ -191,7 +191,7 @@ def _base_model(
         mens["merged_from"] = base.merged_from.model_dump()
     mens |= _arguments(base.template_arguments)
     if certificates is not None:
-        measured = {one.replica: one.certificate for one in certificates}
+        measured = {measured_replica.replica: measured_replica.certificate for measured_replica in certificates}
         mens |= {"offered": is_certified(certificates), "certificates": measured}
     return Model(id=base.name, created=0, owned_by=CATALOG_OWNER, mens=mens)
 
@@ -258,10 +258,10 @@ def _ancestors(view: TenantView, parent: ParentRef | None) -> Iterator[ParentRef
             return
         yield parent
         try:
-            found = view.adapters.get(parent.id, deleted=True).manifest.get("parent")
+            grandparent = view.adapters.get(parent.id, deleted=True).manifest.get("parent")
         except NotFound:
             return
-        parent = ParentRef.model_validate(found) if found else None
+        parent = ParentRef.model_validate(grandparent) if grandparent else None
 
 
 def _card_receipt(stored: StoredReceipt) -> CardReceipt:

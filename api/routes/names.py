@@ -40,8 +40,8 @@ class PutName(BaseModel):
 
     def stands_for(self) -> StandsFor:
         """Return the given target."""
-        given: dict[Any, str | None] = {"alias": self.alias, "adapter": self.adapter, "base": self.base}
-        return next(StandsFor(kind=kind, name=name) for kind, name in given.items() if name is not None)
+        targets: dict[Any, str | None] = {"alias": self.alias, "adapter": self.adapter, "base": self.base}
+        return next(StandsFor(kind=kind, name=name) for kind, name in targets.items() if name is not None)
 
 
 @router.get("")

@@ -88,7 +88,7 @@ def compare_plans(body: ComparePlans, services: ServicesDep, view: TenantViewDep
                 remedy="Name fine-tuning jobs only.",
                 param=f"jobs.{place}",
             )
-    summaries = {found.id: found for found in read_summaries(services.database, body.jobs)}
+    summaries = {summary.id: summary for summary in read_summaries(services.database, body.jobs)}
     sources = [view.jobs.preflight(job.id).get("sources", {}) for job in jobs]
     return PlanComparison(
         jobs=[summaries[job.id] for job in jobs],
@@ -111,11 +111,11 @@ def _incumbent(view: TenantView, jobs: Sequence[Job]) -> str:
 def _settings(jobs: Sequence[Job], sources: Sequence[Mapping[str, str]]) -> list[ComparedSetting]:
     """Return every field that one of the jobs has."""
     fields = [dict(_fields_of(job)) for job in jobs]
-    paths = dict.fromkeys(path for each in fields for path in each)
+    paths = dict.fromkeys(path for fields_of_job in fields for path in fields_of_job)
     rows = []
     for path in paths:
-        values = [each.get(path) for each in fields]
-        decided = [_source(each, path) for each in sources]
+        values = [fields_of_job.get(path) for fields_of_job in fields]
+        decided = [_source(fields_of_job, path) for fields_of_job in sources]
         differs = any(value != values[0] for value in values)
         rows.append(ComparedSetting(path=path, values=values, sources=decided, differs=differs))
     return rows
@@ -152,8 +152,8 @@ def _results(jobs: Sequence[Job], gpu_minutes: Sequence[float]) -> Iterator[Comp
     ]
     figures["gpu_minutes"] = list(gpu_minutes)
     equal = [_equal_answers(job.result) for job in jobs]
-    figures["sample_answers.equal"] = [found[0] if found else None for found in equal]
-    figures["sample_answers.rows"] = [found[1] if found else None for found in equal]
+    figures["sample_answers.equal"] = [answers[0] if answers else None for answers in equal]
+    figures["sample_answers.rows"] = [answers[1] if answers else None for answers in equal]
     for path, values in figures.items():
         if any(value is not None for value in values):
             yield ComparedResult(path=path, values=values)
@@ -169,5 +169,5 @@ def _number(result: Mapping[str, Any], path: str) -> float | None:
 def _equal_answers(result: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return how many sample answers equal the reference, and of how many; None if the run drew none."""
     samples = (result.get("self_evaluation") or {}).get("sample_answers") or []
-    equal = [str(one.get("tuned") or "").strip() == str(one.get("reference") or "").strip() for one in samples]
+    equal = [str(sample.get("tuned") or "").strip() == str(sample.get("reference") or "").strip() for sample in samples]
     return (sum(equal), len(equal)) if equal else None

@@ -176,8 +176,8 @@ class Adapters:
         if ids is not None:
             query = query.where(AdapterRow.id.in_(ids))
         with self._db.read() as session:
-            found = [PublishedAdapter(*row) for row in session.execute(query)]
-        return sorted(found, key=lambda each: (each.created_at, each.step, each.id), reverse=True)
+            adapters = [PublishedAdapter(*row) for row in session.execute(query)]
+        return sorted(adapters, key=lambda adapter: (adapter.created_at, adapter.step, adapter.id), reverse=True)
 
     def _follows(self, session: Session, after: str) -> ColumnElement[bool]:
         if (row := adapter_row(session, self._tenants, after, deleted=True)) is None:

@@ -70,25 +70,25 @@ class BaseCertificates:
 def _as_json(value: Any) -> Any:
     """Convert a certificate to JSON, with null for non-finite numbers, which PostgreSQL's JSON does not have."""
     if isinstance(value, dict):
-        return {key: _as_json(one) for key, one in value.items()}
+        return {key: _as_json(member) for key, member in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def is_certified(found: Collection[BaseCertificate]) -> bool:
+def is_certified(certificates: Collection[BaseCertificate]) -> bool:
     """Return whether a merged model may be offered: at least one replica was measured, and none failed."""
-    return bool(found) and all(one.certificate["passed"] for one in found)
+    return bool(certificates) and all(measured.certificate["passed"] for measured in certificates)
 
 
-def refuse_uncertified(name: str, found: Collection[BaseCertificate]) -> None:
+def refuse_uncertified(name: str, certificates: Collection[BaseCertificate]) -> None:
     """Refuse a merged model that may not be offered.
 
     Raises:
         NotFound: ``MODEL_UNCERTIFIED``, with the failed certificates by replica.
     """
-    if is_certified(found):
+    if is_certified(certificates):
         return
-    failed = {one.replica: one.certificate for one in found if not one.certificate["passed"]}
-    why = ", ".join(f"{replica} failed {' and '.join(one['failed'])}" for replica, one in failed.items())
+    failed = {measured.replica: measured.certificate for measured in certificates if not measured.certificate["passed"]}
+    why = ", ".join(f"{replica} failed {' and '.join(measured['failed'])}" for replica, measured in failed.items())
     raise NotFound(
         Code.MODEL_UNCERTIFIED,
         f"The merged model {name} is not offered: {why or 'no replica that serves it has been measured yet'}.",

@@ -75,9 +75,9 @@ class Deletions:
             seen = visible_to(self._tenant)
             # Locked in the order of `lock_contents`.
             keys = ((tenant, adapter_id) for tenant in sorted(seen))
-            found = [row for key in keys if (row := session.get(AdapterRow, key, with_for_update=True))]
-            found.sort(key=lambda row: seen.index(row.tenant))
-            row = next((row for row in found if row.tenant == self._tenant or row.deleting_at is None), None)
+            candidates = [row for key in keys if (row := session.get(AdapterRow, key, with_for_update=True))]
+            candidates.sort(key=lambda row: seen.index(row.tenant))
+            row = next((row for row in candidates if row.tenant == self._tenant or row.deleting_at is None), None)
             if row is None:
                 raise NotFound(
                     Code.MODEL_NOT_FOUND,
@@ -167,7 +167,7 @@ def models_asked_by(session: Session, jobs: Sequence[JobRow]) -> dict[str, set[s
     """Return the models to which unfinished jobs send requests until they end, by the id of the job: those that an evaluation
     compares and those that judge its answers; those that a judged adapter is compared with. Names of bases and aliases are among them.
     """
-    asked = {job.id: models_of(job.plan) if job.kind == Kind.EVALUATE else set[str]() for job in jobs}
+    models_by_job = {job.id: models_of(job.plan) if job.kind == Kind.EVALUATE else set[str]() for job in jobs}
     judged = {
         job.id: str(job.plan["adapter_id"]) for job in jobs if job.kind == Kind.JUDGE and "adapter_id" in job.plan
     }
@@ -177,13 +177,13 @@ def models_asked_by(session: Session, jobs: Sequence[JobRow]) -> dict[str, set[s
         if parent := (manifest.get("parent") or {}).get("id"):
             parents.setdefault(adapter_id, set()).add(parent)
     for job_id, adapter_id in judged.items():
-        asked[job_id] |= {adapter_id} | parents.get(adapter_id, set())
+        models_by_job[job_id] |= {adapter_id} | parents.get(adapter_id, set())
     # A job that judges opens them one by one: its plan names neither the alias's target, which may move, nor models of criteria.
     opened = select(EvalRunRow.job_id, EvalRunRow.plan).join(JobRow, JobRow.id == EvalRunRow.job_id)
     opened = opened.where(JobRow.state.not_in([str(state) for state in FINAL]), JobRow.kind != Kind.EVALUATE)
-    for job_id, plan in session.execute(opened) if asked else ():
-        asked.get(job_id, set()).update(models_of(plan))
-    return asked
+    for job_id, plan in session.execute(opened) if models_by_job else ():
+        models_by_job.get(job_id, set()).update(models_of(plan))
+    return models_by_job
 
 
 def models_of(plan: Mapping[str, Any]) -> set[str]:
@@ -198,8 +198,8 @@ def keep_for_job(session: Session, tenant: TenantName, digest: str) -> None:
     Raises:
         NotFound: ``ADAPTER_NOT_FOUND``: the tenant sees none with this content, or it is being deleted.
     """
-    found = _with_digest([digest]).where(AdapterRow.tenant.in_(visible_to(tenant)), AdapterRow.deleting_at.is_(None))
-    if not session.scalars(found.with_for_update(read=True)).all():
+    stored = _with_digest([digest]).where(AdapterRow.tenant.in_(visible_to(tenant)), AdapterRow.deleting_at.is_(None))
+    if not session.scalars(stored.with_for_update(read=True)).all():
         raise NotFound(
             Code.ADAPTER_NOT_FOUND,
             "The adapter that the job needs was deleted.",
@@ -246,29 +246,29 @@ def _with_digest(digests: Sequence[str]) -> Select[AdapterRow]:
 
 
 def _refuse_lent(session: Session, row: AdapterRow) -> None:
-    given = select(CheckpointPermissionRow).where(
+    of_adapter = select(CheckpointPermissionRow).where(
         CheckpointPermissionRow.tenant == row.tenant, CheckpointPermissionRow.adapter_id == row.id
     )
-    found = list(session.scalars(given.order_by(CheckpointPermissionRow.id)))
-    if not found:
+    permissions = list(session.scalars(of_adapter.order_by(CheckpointPermissionRow.id)))
+    if not permissions:
         return
-    projects = [permission.project for permission in found]
+    projects = [permission.project for permission in permissions]
     raise Conflict(
         Code.MODEL_IN_USE,
         f"{row.id} may be used by {', '.join(projects[:5])}{f' and {len(projects) - 5} more' if len(projects) > 5 else ''}.",
         remedy="Revoke the permissions first: DELETE /v1/fine_tuning/checkpoints/MODEL/permissions/ID.",
         param="model",
-        details={"permissions": [permission.id for permission in found]},
+        details={"permissions": [permission.id for permission in permissions]},
     )
 
 
 def users_of(session: Session, row: AdapterRow) -> tuple[list[AliasRow], list[str]]:
     """Return the aliases and foreign names that name an adapter, and the unfinished jobs that need it."""
     existing = select(AliasRow).order_by(AliasRow.tenant, AliasRow.name)
-    found = [alias for alias in session.scalars(existing) if _sees(alias.tenant, row) and row.id in named_by(alias)]
+    aliases = [alias for alias in session.scalars(existing) if _sees(alias.tenant, row) and row.id in named_by(alias)]
     jobs = [job for job in open_jobs(session) if _sees(job.tenant, row)]
-    asked = models_asked_by(session, jobs)
-    return found, [job.id for job in jobs if row.id in asked[job.id] or _reads_or_stores(job, row)]
+    models_by_job = models_asked_by(session, jobs)
+    return aliases, [job.id for job in jobs if row.id in models_by_job[job.id] or _reads_or_stores(job, row)]
 
 
 def _reads_or_stores(job: JobRow, row: AdapterRow) -> bool:
@@ -276,13 +276,13 @@ def _reads_or_stores(job: JobRow, row: AdapterRow) -> bool:
 
 
 def _refuse_in_use(session: Session, row: AdapterRow) -> None:
-    found, jobs = users_of(session, row)
-    if not found and not jobs:
+    aliases, jobs = users_of(session, row)
+    if not aliases and not jobs:
         return
     users = [
         f"the {'name' if alias.stands_for else 'alias'} {alias.name!r}"
         + (f" of the tenant {alias.tenant!r}" if alias.tenant != row.tenant else "")
-        for alias in found
+        for alias in aliases
     ]
     users += [f"the job {job}" for job in jobs]
     raise Conflict(
@@ -290,7 +290,7 @@ def _refuse_in_use(session: Session, row: AdapterRow) -> None:
         f"{row.id} is needed by {', '.join(users[:5])}{f' and {len(users) - 5} more' if len(users) > 5 else ''}.",
         remedy="Move or delete the aliases; cancel the jobs or wait until they have finished.",
         param="model",
-        details={"aliases": [alias.name for alias in found], "jobs": jobs},
+        details={"aliases": [alias.name for alias in aliases], "jobs": jobs},
     )
 
 

@@ -194,7 +194,7 @@ class Jobs:
                 if memory := result.get("memory"):
                     predicted = memory["predicted_bytes"]
                     errors[memory["device"]].append((memory["peak_bytes"] - predicted) / predicted)
-        return [memory_accuracy(device, found) for device, found in sorted(errors.items())]
+        return [memory_accuracy(device, of_device) for device, of_device in sorted(errors.items())]
 
     def training_rate(self, base_model: str) -> TrainingRate | None:
         """Return the speed of the last job that tuned a base on this installation; None without one."""

@@ -143,11 +143,11 @@ class Keys:
         ended = or_(JobRow.state != JobState.RUNNING, JobRow.attempt != KeyRow.attempt)
         query = select(KeyRow).join(JobRow, JobRow.id == KeyRow.job_id).where(KeyRow.revoked_at.is_(None), ended)
         with self._db.read() as session:
-            found = [row.id for row in session.scalars(query)]
-        for key_id in found:
+            key_ids = [row.id for row in session.scalars(query)]
+        for key_id in key_ids:
             with suppress(NotFound):  # its worker has done it meanwhile
                 self.revoke(key_id)
-        return found
+        return key_ids
 
     def all(self, tenant: TenantName | None = None) -> list[Key]:
         """Return the keys of a tenant or of all, oldest first; with revoked ones, without those of attempts at jobs."""
@@ -180,20 +180,20 @@ class Keys:
             NotFound: ``KEY_NOT_FOUND``. Conflict: ``KEY_REVOKED``, ``KEY_NAME_TAKEN``. InvalidRequest:
                 ``KEY_EXPIRY_INVALID``.
         """
-        given = change.model_dump(exclude_unset=True)
-        given = {field: value for field, value in given.items() if value is not None or field not in ("name", "role")}
+        fields = change.model_dump(exclude_unset=True)
+        fields = {field: value for field, value in fields.items() if value is not None or field not in ("name", "role")}
         with self._db.write() as session:
             row = _unrevoked_row(session, key_id, tenant)
-            if given.get("expires_at"):
-                given["expires_at"] = _checked_expiry(given["expires_at"], self._db.now(session))
-            given = {field: value for field, value in given.items() if value != getattr(row, field)}
-            if not given:
+            if fields.get("expires_at"):
+                fields["expires_at"] = _checked_expiry(fields["expires_at"], self._db.now(session))
+            fields = {field: value for field, value in fields.items() if value != getattr(row, field)}
+            if not fields:
                 return Key.model_validate(row)
             # Before the name is looked up: a transaction that gives another key the name waits here.
             bump(session, "keys")
-            if "name" in given:
-                _check_free(session, given["name"], row.tenant)
-            for field, value in given.items():
+            if "name" in fields:
+                _check_free(session, fields["name"], row.tenant)
+            for field, value in fields.items():
                 setattr(row, field, str(value) if field == "role" else value)
             session.flush()
             return Key.model_validate(row)
@@ -354,9 +354,9 @@ def add_attempt_key(session: Session, job: JobRow, role: Role) -> tuple[Key, str
     return Key.model_validate(row), secret
 
 
-def _check_name(param: str, given: str, pattern: str, rule: str) -> None:
-    if not re.fullmatch(pattern, given):
-        raise InvalidRequest(Code.NAME_INVALID, f"The {param} is {given!r}; it must be {rule}.", param=param)
+def _check_name(param: str, value: str, pattern: str, rule: str) -> None:
+    if not re.fullmatch(pattern, value):
+        raise InvalidRequest(Code.NAME_INVALID, f"The {param} is {value!r}; it must be {rule}.", param=param)
 
 
 def _checked_expiry(expires_at: datetime, now: datetime) -> datetime:
@@ -371,8 +371,8 @@ def _checked_expiry(expires_at: datetime, now: datetime) -> datetime:
 
 
 def _check_free(session: Session, name: str, tenant: str) -> None:
-    found = select(KeyRow.id).where(KeyRow.tenant == tenant, KeyRow.name == name, KeyRow.revoked_at.is_(None))
-    if key_id := session.scalar(found.limit(1)):
+    same_name = select(KeyRow.id).where(KeyRow.tenant == tenant, KeyRow.name == name, KeyRow.revoked_at.is_(None))
+    if key_id := session.scalar(same_name.limit(1)):
         raise Conflict(
             Code.KEY_NAME_TAKEN,
             f"The tenant {tenant!r} has a key {name!r} already, {key_id}.",

@@ -31,12 +31,12 @@ def adapters_by_id(rows: Iterable[AdapterRow], tenants: Sequence[str]) -> dict[s
     """Index adapters by id, in the order given. If several have an id, a published one and the first tenant's are
     preferred.
     """
-    found: dict[str, AdapterRow] = {}
+    by_id: dict[str, AdapterRow] = {}
     for row in rows:
-        known = found.setdefault(row.id, row)
-        if _rank(row, tenants) < _rank(known, tenants):
-            found[row.id] = row
-    return found
+        preferred = by_id.setdefault(row.id, row)
+        if _rank(row, tenants) < _rank(preferred, tenants):
+            by_id[row.id] = row
+    return by_id
 
 
 def adapter_row(
@@ -61,10 +61,10 @@ def aliases_by_name(session: Session, tenants: Sequence[str], name: str | None =
     query = select(AliasRow).where(AliasRow.tenant.in_(tenants), AliasRow.adapter_id.is_not(None))
     if name is not None:
         query = query.where(AliasRow.name == storable(name))
-    found: dict[str, list[AliasRow]] = {}
+    by_name: dict[str, list[AliasRow]] = {}
     for row in sorted(session.scalars(query), key=lambda row: (row.name, tenants.index(row.tenant))):
-        found.setdefault(row.name, []).append(row)
-    return found
+        by_name.setdefault(row.name, []).append(row)
+    return by_name
 
 
 def foreign_name_rows(session: Session, tenants: Sequence[str], name: str | None = None) -> list[AliasRow]:
@@ -74,10 +74,10 @@ def foreign_name_rows(session: Session, tenants: Sequence[str], name: str | None
     )
     if name is not None:
         query = query.where(AliasRow.name == storable(name))
-    found: dict[str, AliasRow] = {}
+    by_name: dict[str, AliasRow] = {}
     for row in sorted(session.scalars(query), key=lambda row: (row.name, tenants.index(row.tenant))):
-        found.setdefault(row.name, row)
-    return list(found.values())
+        by_name.setdefault(row.name, row)
+    return list(by_name.values())
 
 
 def _rank(row: AdapterRow, tenants: Sequence[str]) -> tuple[bool, bool, int]:

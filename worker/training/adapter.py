@@ -83,8 +83,8 @@ def load_weights(model: PeftModel, folder: Path, base: Path) -> list[str]:
     """Load as :func:`load_adapter`; return the layers without a counterpart, which peft would silently skip."""
     trained, stored = namespaces(base)
     weights = load_file(folder / WEIGHTS_NAME)
-    found = set_peft_model_state_dict(model, renamed(weights, stored, trained))
-    return [*found.unexpected_keys, *(key for key in found.missing_keys if ".lora_" in key)]
+    result = set_peft_model_state_dict(model, renamed(weights, stored, trained))
+    return [*result.unexpected_keys, *(key for key in result.missing_keys if ".lora_" in key)]
 
 
 def template_digest(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -167,8 +167,8 @@ def save_checkpoint(
 def carried_digest(checkpoint: Path, name: str) -> str | None:
     """Return the SHA-256 of a file that a checkpoint carries, as it was written; None if it carries none."""
     state = read_json(checkpoint / f"{STATE_NAME}.json") or {}
-    found = state.get(CARRIED, {}).get(name)
-    return None if found is None else str(found)
+    digest = state.get(CARRIED, {}).get(name)
+    return None if digest is None else str(digest)
 
 
 def occasion_of(checkpoint: Path) -> Occasion:
@@ -187,11 +187,11 @@ def _remove_others(run_dir: Path, kept: list[Path]) -> None:
     """Remove all checkpoints except these and those of the result: the last epochs' ends, and the newest other steps if
     a run has fewer epochs.
     """
-    found = {folder: occasion_of(folder) for folder in list_checkpoints(run_dir)}
-    ends = [folder for folder, occasion in found.items() if occasion is Occasion.EPOCH_END][-KEEP:]
-    steps = [folder for folder, occasion in found.items() if occasion is Occasion.STEP]
+    occasions = {folder: occasion_of(folder) for folder in list_checkpoints(run_dir)}
+    ends = [folder for folder, occasion in occasions.items() if occasion is Occasion.EPOCH_END][-KEEP:]
+    steps = [folder for folder, occasion in occasions.items() if occasion is Occasion.STEP]
     steps = steps[max(0, len(steps) - (KEEP - len(ends))) :]
-    for folder in found.keys() - {*kept, *ends, *steps}:
+    for folder in occasions.keys() - {*kept, *ends, *steps}:
         remove_whole(folder)
 
 
@@ -214,14 +214,14 @@ def refuse_missing(distributed: DistributedContext, resume: Path | None) -> None
     """
     state = resume and resume / f"{STATE_NAME}.json"
     mine = digest_file(state) if state and state.is_file() else ABSENT
-    found = [note.partition(" ") for note in distributed.gather(f"{mine} {socket.gethostname()}")]
-    digests = [digest for digest, _, _ in found]
+    notes = [note.partition(" ") for note in distributed.gather(f"{mine} {socket.gethostname()}")]
+    digests = [digest for digest, _, _ in notes]
     first = next((digest for digest in digests if digest != ABSENT), None)
     if (resume is None and first is None) or (first is not None and digests == [first] * len(digests)):
         return
     lacking = [
         f"{host} (process {rank})"
-        for rank, (digest, _, host) in enumerate(found)
+        for rank, (digest, _, host) in enumerate(notes)
         if digest == ABSENT or digest != first
     ]
     name = resume.name if resume else "that the others resume from"

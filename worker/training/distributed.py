@@ -121,11 +121,11 @@ class DistributedContext:
         """
         if self.size == 1:
             return
-        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
-        there = gradients[0].new_tensor([one.grad is not None for one in parameters])
-        flat = torch.cat([*(one.flatten() for one in gradients), there])
+        gradients = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in parameters]
+        there = gradients[0].new_tensor([tensor.grad is not None for tensor in parameters])
+        flat = torch.cat([*(tensor.flatten() for tensor in gradients), there])
         _all_reduce(flat, dist.ReduceOp.SUM)
-        *summed, there = flat.split([*(one.numel() for one in gradients), len(gradients)])
+        *summed, there = flat.split([*(tensor.numel() for tensor in gradients), len(gradients)])
         for parameter, gradient, processes in zip(parameters, summed, there.tolist(), strict=True):
             parameter.grad = gradient.view_as(parameter) if processes else None
 
@@ -145,7 +145,9 @@ class DistributedContext:
         # Every process gets all of them: each raises by itself, and none waits for one that has.
         of_all = [torch.empty_like(mine) for _ in range(self.size)]
         _with_peers(lambda: dist.all_gather(of_all, mine))
-        differs = [name for index, name in enumerate(facts) if len({int(one[index]) for one in of_all}) > 1]
+        differs = [
+            name for index, name in enumerate(facts) if len({int(of_process[index]) for of_process in of_all}) > 1
+        ]
         if differs:
             raise JobFailed(
                 Code.PROCESSES_DIFFER,
@@ -165,7 +167,7 @@ class DistributedContext:
         mine = torch.tensor(list(note.encode("ascii", "replace")[:NOTE_BYTES].ljust(NOTE_BYTES)), dtype=torch.uint8)
         of_all = [torch.empty_like(mine) for _ in range(self.size)]
         _with_peers(lambda: dist.all_gather(of_all, mine))
-        return [bytes(one.tolist()).decode().rstrip() for one in of_all]
+        return [bytes(characters.tolist()).decode().rstrip() for characters in of_all]
 
     def seed_step(self, seed: int, step: int) -> None:
         """Reseed the random generators, which draw dropout masks, for this process's part of a step.

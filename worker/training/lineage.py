@@ -57,13 +57,13 @@ def environment_digest() -> str:
 @cache
 def package_versions() -> Mapping[str, str]:
     """Return versions of the packages that a result depends on; missing packages are left out."""
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def git_sha(environment: Mapping[str, str]) -> str | None:
@@ -85,9 +85,9 @@ def _checked_out(root: Path) -> str | None:
         return None
     try:
         # A minute, for busy machines: without its commit, a run's adapter differs from that of an equal run.
-        found = subprocess.run(
+        completed = subprocess.run(
             ["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=60, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+    return completed.stdout.strip()

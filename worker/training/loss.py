@@ -79,9 +79,9 @@ def validation_sums(
     model.eval()
     losses, corrects, weight_sum, targets = [], [], 0.0, 0
     for batch in batches:
-        found = method.loss(model, batch, device)
-        losses.append(found.loss)
-        corrects.append(found.correct)
+        batch_loss = method.loss(model, batch, device)
+        losses.append(batch_loss.loss)
+        corrects.append(batch_loss.correct)
         weight_sum, targets = weight_sum + batch.weight_sum, targets + batch.target_count
     return [_sum(losses), _sum(corrects), weight_sum, targets]
 

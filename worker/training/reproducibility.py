@@ -77,11 +77,11 @@ def threads_follow_load() -> bool:
 
 def products_depend_on_place() -> bool:
     """Return whether a thin product changes its bits when an operand lies elsewhere in memory."""
-    one, other = (torch.linspace(-1, 1, rows * 128).sin().view(rows, 128) for rows in (29, 4))
-    expected = one @ other.t()
+    left, other = (torch.linspace(-1, 1, rows * 128).sin().view(rows, 128) for rows in (29, 4))
+    expected = left @ other.t()
     return any(
-        not torch.equal(_placed(one, offset) @ other.t(), expected)
-        or not torch.equal(one @ _placed(other, offset).t(), expected)
+        not torch.equal(_placed(left, offset) @ other.t(), expected)
+        or not torch.equal(left @ _placed(other, offset).t(), expected)
         for offset in OFFSETS
     )
 

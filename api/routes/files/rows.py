@@ -66,12 +66,12 @@ async def file_rows(
     """Lines of a data file, with what is wrong with them. With `base_model`, each row as the base's chat template writes it,
     in tokens, with those marked that are learnt.
     """
-    wanted = {"after": after, "limit": limit, "only": only, "seq_len": seq_len, "method": method}
+    rows_request = {"after": after, "limit": limit, "only": only, "seq_len": seq_len, "method": method}
 
     def read() -> DataRows:
         file, base = view.files.get(file_id), _base(services, base_model)
         with services.storage.local_file(file.sha256) as path:
-            rows = services.file_readers.rows(DataSource(path, base[0] if base else None), wanted)
+            rows = services.file_readers.rows(DataSource(path, base[0] if base else None), rows_request)
         return DataRows(file_id=file.id, base_model=base_model, **rows)
 
     # Before it waits in turn: a file that does not exist is not waited for.

@@ -130,7 +130,9 @@ def remove_policy_assignment(
     scope: Scope, view: TenantViewDep, caller: CallerDep, reason: Annotated[Reason, Query()] = ""
 ) -> Deleted:
     """Let no policy govern an alias, the tenant or the server any longer. It stays in the history."""
-    if not any((each.tenant, each.scope) == (caller.tenant, scope) for each in view.policies.assignments()):
+    if not any(
+        (assignment.tenant, assignment.scope) == (caller.tenant, scope) for assignment in view.policies.assignments()
+    ):
         raise NotFound(
             Code.POLICY_NOT_FOUND,
             f"No policy is assigned to {scope}.",

@@ -35,15 +35,15 @@ class JudgedShadow(ShadowComparison):
 def retrieve_shadow(name: Name, view: TenantViewDep) -> WholeList[JudgedShadow]:
     """Comparisons of the shadows that the alias has had, by the tenant's own requests; the last one first."""
     view.aliases.get(name)
-    return WholeList(data=[_judged(found) for found in view.shadow_comparisons.of_alias(name)])
+    return WholeList(data=[_judged(comparison) for comparison in view.shadow_comparisons.of_alias(name)])
 
 
-def _judged(found: ShadowComparison) -> JudgedShadow:
-    seen = found.wins + found.losses + found.ties
+def _judged(comparison: ShadowComparison) -> JudgedShadow:
+    seen = comparison.wins + comparison.losses + comparison.ties
     return JudgedShadow(
-        **found.model_dump(),
-        verdict="worse" if found.worse_at else "undecided",
-        log_e=log_e_value(found.losses, found.wins),
-        difference=(found.wins - found.losses) / seen if seen else None,
-        interval=anytime_interval(found.losses, found.wins, found.ties),
+        **comparison.model_dump(),
+        verdict="worse" if comparison.worse_at else "undecided",
+        log_e=log_e_value(comparison.losses, comparison.wins),
+        difference=(comparison.wins - comparison.losses) / seen if seen else None,
+        interval=anytime_interval(comparison.losses, comparison.wins, comparison.ties),
     )

@@ -58,8 +58,8 @@ def list_audit_events(
 ) -> Page[AuditEvent]:
     """Changes that were made, newest first. An event is written with its change, so neither is there without the other."""
     which = AuditFilter(_tenant(caller, tenant), action, actor, object_id, since, until)
-    found = AuditLog(services.database).list(which, after=after, limit=limit, newest_first=order == "desc")
-    return page_of(found, limit)
+    events = AuditLog(services.database).list(which, after=after, limit=limit, newest_first=order == "desc")
+    return page_of(events, limit)
 
 
 @router.post("/prune", dependencies=[Depends(require_operator)])
@@ -69,14 +69,14 @@ def prune_audit_events(body: PruneAudit, services: ServicesDep) -> PrunedAudit:
     return PrunedAudit(through=body.through, events=events)
 
 
-def _tenant(caller: Caller, wanted: str | None) -> str | None:
+def _tenant(caller: Caller, requested: str | None) -> str | None:
     """Return the tenant whose events the caller gets, or None for the events of every tenant."""
     if caller.is_operator and caller.tenant == SHARED:
-        return wanted
-    if wanted not in (None, caller.tenant):
+        return requested
+    if requested not in (None, caller.tenant):
         raise Forbidden(
             Code.TENANT_FORBIDDEN,
-            f"An admin of {caller.tenant!r} reads that tenant's events only, not those of {wanted!r}.",
+            f"An admin of {caller.tenant!r} reads that tenant's events only, not those of {requested!r}.",
             remedy="Leave `tenant` out.",
             param="tenant",
         )

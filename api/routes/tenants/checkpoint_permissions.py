@@ -83,10 +83,10 @@ def list_permissions(
     project_id: Annotated[str | None, Query(pattern=NO_NUL, description="Only this tenant's permission.")] = None,
 ) -> PermissionPage:
     """Permissions for an adapter or a checkpoint of the tenant, by the time at which they were given."""
-    found = CheckpointPermissions(services.database, caller.tenant).of_adapter(model, order, project_id)
-    ids = [permission.id for permission in found]
+    permissions = CheckpointPermissions(services.database, caller.tenant).of_adapter(model, order, project_id)
+    ids = [permission.id for permission in permissions]
     start = ids.index(after) + 1 if after in ids else 0
-    return _page(found[start : start + limit], has_more=len(found) > start + limit)
+    return _page(permissions[start : start + limit], has_more=len(permissions) > start + limit)
 
 
 @router.delete("/{permission_id}")
@@ -99,6 +99,7 @@ def delete_permission(model: Id, permission_id: Id, services: ServicesDep, calle
 
 def _page(permissions: list[CheckpointPermission], *, has_more: bool) -> PermissionPage:
     data = [
-        Permission(id=one.id, created_at=unix_seconds(one.created_at), project_id=one.project) for one in permissions
+        Permission(id=permission.id, created_at=unix_seconds(permission.created_at), project_id=permission.project)
+        for permission in permissions
     ]
     return PermissionPage(**id_page_fields(data, has_more=has_more))

@@ -137,8 +137,8 @@ def create_webhook_endpoint(
 @router.get("")
 def list_webhook_endpoints(view: TenantViewDep, after: After = None, limit: Limit = 20) -> Page[WebhookEndpoint]:
     """The tenant's endpoints, newest first."""
-    found = view.webhook_endpoints.list(after=after, limit=limit)
-    return page_of([WebhookEndpoint(**_fields(endpoint)) for endpoint in found], limit)
+    endpoints = view.webhook_endpoints.list(after=after, limit=limit)
+    return page_of([WebhookEndpoint(**_fields(endpoint)) for endpoint in endpoints], limit)
 
 
 @router.get("/{webhook_endpoint_id}")
@@ -180,9 +180,9 @@ async def test_webhook_endpoint(
     webhook_endpoint_id: Id, view: TenantViewDep, body: TestEndpoint | None = None
 ) -> TestResult:
     """Send a sample event, once, as every event is sent: by the control worker. The thing that it names does not exist."""
-    wanted, endpoints = body or TestEndpoint.model_validate({}), view.webhook_endpoints
-    until = time.monotonic() + wanted.wait_seconds
-    delivery = await run_in_threadpool(endpoints.test, webhook_endpoint_id, wanted.event_type)
+    request, endpoints = body or TestEndpoint.model_validate({}), view.webhook_endpoints
+    until = time.monotonic() + request.wait_seconds
+    delivery = await run_in_threadpool(endpoints.test, webhook_endpoint_id, request.event_type)
     while delivery.status == "pending" and time.monotonic() < until:
         await sleep(POLL_SECONDS)
         delivery = await run_in_threadpool(endpoints.delivery, webhook_endpoint_id, delivery.id)

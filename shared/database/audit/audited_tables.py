@@ -136,9 +136,9 @@ def _recorded(values: str) -> Callable[[Any], dict[str, Values]]:
     """Make a reader of the changes that a history row records; ``values`` is the field's name in the log."""
 
     def changes_of(row: Any) -> dict[str, Values]:
-        found = {values: {"before": row.before, "after": row.after}}
-        given = {"reason": row.reason, "gate": getattr(row, "gate", None)}
-        return found | {name: {"before": None, "after": value} for name, value in given.items() if value}
+        changes = {values: {"before": row.before, "after": row.after}}
+        details = {"reason": row.reason, "gate": getattr(row, "gate", None)}
+        return changes | {name: {"before": None, "after": value} for name, value in details.items() if value}
 
     return changes_of
 

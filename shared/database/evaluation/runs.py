@@ -79,8 +79,8 @@ class EvalRuns:
         if states is not None:
             query = query.where(JobRow.state.in_([str(state) for state in states]))
         with self._db.read() as session:
-            found = session.execute(query.order_by(order).limit(limit + 1))
-            return [(EvalRun.model_validate(row), Job.model_validate(job)) for row, job in found]
+            rows = session.execute(query.order_by(order).limit(limit + 1))
+            return [(EvalRun.model_validate(row), Job.model_validate(job)) for row, job in rows]
 
     def delete(self, eval_id: str, run_id: str) -> None:
         """Delete a run that has ended, with its items' results; the job that carried it out stays.

@@ -61,8 +61,8 @@ def room(session: Session, tenant: TenantName, quota: FileQuota) -> int | None:
     count = size = 0
     for table, kept in ((FileRow, true()), (UploadRow, is_pending())):
         query = select(func.count(), func.coalesce(func.sum(table.bytes), 0)).where(table.tenant == tenant, kept)
-        found, found_bytes = session.execute(query).one()
-        count, size = count + found, size + int(found_bytes)
+        row_count, found_bytes = session.execute(query).one()
+        count, size = count + row_count, size + int(found_bytes)
     if quota.files is not None and count >= quota.files:
         raise over_quota(tenant, f"{quota.files} files")
     if quota.bytes is not None and size >= quota.bytes:

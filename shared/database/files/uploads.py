@@ -180,8 +180,10 @@ class Uploads:
         with self._db.write() as session:
             row = self._row(session, upload_id, lock=True)
             _check_pending(row)
-            known = select(UploadPartRow).where(UploadPartRow.upload_id == row.id, UploadPartRow.sha256 == sha256)
-            if part := session.scalar(known):
+            same_content = select(UploadPartRow).where(
+                UploadPartRow.upload_id == row.id, UploadPartRow.sha256 == sha256
+            )
+            if part := session.scalar(same_content):
                 return UploadPart.model_validate(part)
             count, stored = _stored(session, row.id)
             if stored + size > row.bytes:

@@ -201,8 +201,8 @@ def assign_policy(
     # Waits for the moves that are in flight; later ones wait for this transaction.
     bump(session, "policies")
     row = _locked(session, tenant, scope)
-    found = policy_row(session, visible_to(tenant), name) if name is not None else None
-    after = PolicyName.model_validate(found).model_dump() if found else None
+    stored = policy_row(session, visible_to(tenant), name) if name is not None else None
+    after = PolicyName.model_validate(stored).model_dump() if stored else None
     if after != row.policy:
         _check_may_change(session, tenant, scope, after, by)
         what = {"before": row.policy, "after": after}

@@ -75,16 +75,16 @@ class CheckpointPermissions:
                     param="model",
                 )
             now = self._db.now(session)
-            known = {permission.project: permission for permission in self._rows(session, adapter_id)}
+            by_project = {permission.project: permission for permission in self._rows(session, adapter_id)}
             for project in sorted(set(projects)):
-                if project not in known:
-                    known[project] = CheckpointPermissionRow(
+                if project not in by_project:
+                    by_project[project] = CheckpointPermissionRow(
                         id=new_id("cp"), tenant=self._tenant, adapter_id=adapter_id, project=project, created_at=now
                     )
-                    session.add(known[project])
+                    session.add(by_project[project])
                 lend(session, row, project, now)
             session.flush()
-            return [CheckpointPermission.model_validate(known[project]) for project in dict.fromkeys(projects)]
+            return [CheckpointPermission.model_validate(by_project[project]) for project in dict.fromkeys(projects)]
 
     def revoke(self, adapter_id: str, permission_id: str) -> None:
         """Revoke a permission; requests of that tenant are no longer routed to the adapter, unless it trained the same
@@ -96,21 +96,21 @@ class CheckpointPermissions:
         """
         with self._db.write() as session:
             self._own(session, adapter_id, lock=True)
-            found = [row for row in self._rows(session, adapter_id) if row.id == permission_id]
-            if not found:
+            matching = [row for row in self._rows(session, adapter_id) if row.id == permission_id]
+            if not matching:
                 raise NotFound(
                     Code.PERMISSION_NOT_FOUND,
                     f"The permission {permission_id!r} for {adapter_id} does not exist.",
                     remedy="List them with GET /v1/fine_tuning/checkpoints/MODEL/permissions.",
                 )
-            session.delete(found[0])
+            session.delete(matching[0])
             session.flush()
             # Another tenant that trained the same may have lent it too.
             others = select(CheckpointPermissionRow.id).where(
-                CheckpointPermissionRow.adapter_id == adapter_id, CheckpointPermissionRow.project == found[0].project
+                CheckpointPermissionRow.adapter_id == adapter_id, CheckpointPermissionRow.project == matching[0].project
             )
             if session.scalars(others).first() is None:
-                take_back(session, found[0].project, adapter_id, self._db.now(session))
+                take_back(session, matching[0].project, adapter_id, self._db.now(session))
 
     def _own(self, session: Session, adapter_id: str, *, lock: bool = False) -> AdapterRow:
         seen = visible_to(self._tenant)

@@ -58,8 +58,8 @@ def changed_jobs(
         if since is None:
             return ChangedJobs(now, [], has_more=False)
         rows = session.execute(query.where(JobRow.changed_at >= since).limit(limit + 1)).all()
-        found = [ChangedJob(job_id, version, moment) for job_id, version, moment in rows[:limit] if moment]
-        return ChangedJobs(now, found, len(rows) > limit)
+        jobs = [ChangedJob(job_id, version, moment) for job_id, version, moment in rows[:limit] if moment]
+        return ChangedJobs(now, jobs, len(rows) > limit)
 
 
 class MovedAlias(Value):

@@ -50,13 +50,13 @@ def read_extent(database: Database, job_id: str) -> SeriesExtent:
     first, last = func.min(JobSeriesRow.first_step), func.max(JobSeriesRow.last_step)
     query = select(JobSeriesRow.attempt, JobSeriesRow.name, first, last).where(JobSeriesRow.job_id == job_id)
     with database.read() as session:
-        found = list(session.execute(query.group_by(JobSeriesRow.attempt, JobSeriesRow.name)))
+        rows = list(session.execute(query.group_by(JobSeriesRow.attempt, JobSeriesRow.name)))
     firsts = dict[int, int]()
-    for attempt, _, first_step, _ in sorted(found):
+    for attempt, _, first_step, _ in sorted(rows):
         firsts[attempt] = min(first_step, firsts.get(attempt, first_step))
     latest = max(firsts, default=0)
-    last_step = max((one[3] for one in found if one[0] == latest), default=0)
-    return SeriesExtent(firsts, last_step, sorted({one[1] for one in found}))
+    last_step = max((row[3] for row in rows if row[0] == latest), default=0)
+    return SeriesExtent(firsts, last_step, sorted({row[1] for row in rows}))
 
 
 def read_series(

@@ -32,12 +32,12 @@ def page_of_rows(
     """
     columns = [getattr(row, name) for name in ORDERS.get(row, ("id",))]
     order = [column.desc() if newest_first else column.asc() for column in columns]
-    found = [
-        each
+    rows = [
+        listed
         for tenant in tenants
-        for each in session.scalars(query.where(row.tenant == tenant).order_by(*order).limit(limit + 1))
+        for listed in session.scalars(query.where(row.tenant == tenant).order_by(*order).limit(limit + 1))
     ]
-    return sorted(found, key=place_of, reverse=newest_first)[: limit + 1]
+    return sorted(rows, key=place_of, reverse=newest_first)[: limit + 1]
 
 
 def place_of(row: JobRow | FileRow | AdapterRow) -> tuple[Any, ...]:

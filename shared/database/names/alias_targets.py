@@ -40,10 +40,10 @@ def check_targets(session: Session, tenants: Sequence[str], routing: Routing, re
     )
     # A shared lock: other aliases may be moved to the same adapters meanwhile, but no deletion of one can begin.
     locked = query.order_by(AdapterRow.id, AdapterRow.tenant).with_for_update(read=True)
-    found = adapters_by_id(session.scalars(locked), tenants)
+    adapters = adapters_by_id(session.scalars(locked), tenants)
     for adapter_id in ids:
-        _check_adapter(found.get(adapter_id), adapter_id, remedy)
-    bases = sorted({row.base_model for row in found.values()})
+        _check_adapter(adapters.get(adapter_id), adapter_id, remedy)
+    bases = sorted({row.base_model for row in adapters.values()})
     if len(bases) > 1:
         raise InvalidRequest(
             Code.ALIAS_BASES_DIFFER,

@@ -240,11 +240,11 @@ class Aliases:
 
     def _seen(self, session: Session, name: str | None = None) -> list[Alias]:
         """Return the aliases that the tenant sees, all or the one of a name."""
-        found = []
+        aliases = []
         for row, *hidden in aliases_by_name(session, self._tenants, name).values():
             routing = state_of(row)
             assert isinstance(routing, Routing), "aliases_by_name returns those that point to adapters"
-            found.append(
+            aliases.append(
                 Alias(
                     name=row.name,
                     tenant=row.tenant,
@@ -256,7 +256,7 @@ class Aliases:
                     shadow=routing.shadow,
                 )
             )
-        return found
+        return aliases
 
     def _ever(self, session: Session, name: str, *, lock: bool = False) -> AliasRow:
         """Return the row of an alias, existing or deleted: the tenant's own if it ever had one."""

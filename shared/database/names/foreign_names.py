@@ -69,8 +69,8 @@ class ForeignNames:
         """Raises:
         NotFound: ``NAME_NOT_FOUND``.
         """
-        if found := self.find(name):
-            return found
+        if foreign_name := self.find(name):
+            return foreign_name
         raise _unknown(name)
 
     def history(self, name: str, *, before: int | None = None, limit: int = 100) -> list[Move]:

@@ -90,7 +90,7 @@ def standing(session: Session, row: AliasRow) -> Standing:
         tenant=row.tenant,
         name=row.name,
         answering=answering,
-        incumbent=next((found for main in mains if (found := _published(session, tenants, main))), None),
+        incumbent=next((adapter for main in mains if (adapter := _published(session, tenants, main))), None),
         scopes=_scopes(row, *hidden, *followed),
         own_scopes=_scopes(row, *hidden),
         state=own,
@@ -161,8 +161,8 @@ def check(
         return kept | {"override": True, "receipts": []}
     if leaves:
         raise _ungoverned(before, assignment, leaves)
-    found = [_receipt(session, before, assignment, adapter, terms, now) for adapter in growing]
-    return kept | {"override": False, "receipts": [receipt.id for receipt in found]}
+    receipts = [_receipt(session, before, assignment, adapter, terms, now) for adapter in growing]
+    return kept | {"override": False, "receipts": [receipt.id for receipt in receipts]}
 
 
 def _leaves_policy(

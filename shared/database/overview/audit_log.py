@@ -104,11 +104,11 @@ class AuditLog:
         """
         upto = AuditEventRow.seq <= through
         with self._db.write() as session:
-            found = session.scalar(select(func.count()).where(upto)) or 0
-            if found != events:
+            count = session.scalar(select(func.count()).where(upto)) or 0
+            if count != events:
                 raise Conflict(
                     Code.AUDIT_EXPORT_DIFFERS,
-                    f"The log has {found} events up to {through}, but the export has {events}.",
+                    f"The log has {count} events up to {through}, but the export has {events}.",
                     remedy="Export the whole log from its first event: `mens audit export`; without filters, for all tenants.",
                     param="events",
                 )
@@ -116,7 +116,7 @@ class AuditLog:
             said = {"events": events, "until": last.isoformat() if last else None}
             record(session, SHARED, PRUNED, str(through), {k: {"before": v, "after": None} for k, v in said.items()})
             session.execute(delete(AuditEventRow).where(upto))
-            return found
+            return count
 
 
 def _where(which: AuditFilter) -> Select[AuditEventRow]:

@@ -62,8 +62,8 @@ def refuse_needed_base(database: Database, name: str) -> None:
         mapped = select(AliasRow).where(AliasRow.stands_for.is_not(None), AliasRow.adapter_id.is_(None))
         names = [row.name for row in session.scalars(mapped) if row.stands_for == {"kind": "base", "name": name}]
         jobs = [job.id for job in open_jobs(session) if job.base_model == name]
-    users = [f"the adapter {each}" for each in adapters] + [f"the foreign name {each!r}" for each in sorted(names)]
-    users += [f"the job {each}" for each in jobs]
+    users = [f"the adapter {user}" for user in adapters] + [f"the foreign name {user!r}" for user in sorted(names)]
+    users += [f"the job {user}" for user in jobs]
     if users:
         more = f" and {len(users) - SHOWN} more" if len(users) > SHOWN else ""
         raise Conflict(

@@ -54,8 +54,8 @@ def count_jobs(database: Database) -> JobCounts:
     oldest: dict[str, float] = {}
     with database.read() as session:
         now = database.now(session)
-        found = [JobCount(*row) for row in session.execute(counts)]
+        job_counts = [JobCount(*row) for row in session.execute(counts)]
         for kind, queued, not_before in session.execute(waiting):
             since = max(queued, not_before) if not_before else queued
             oldest[kind] = max(oldest.get(kind, 0.0), (now - since).total_seconds())
-    return JobCounts(found, [QueueAge(kind, seconds) for kind, seconds in sorted(oldest.items())])
+    return JobCounts(job_counts, [QueueAge(kind, seconds) for kind, seconds in sorted(oldest.items())])

@@ -44,13 +44,13 @@ def find_to_continue(adapters: Adapters, names: ForeignNames, name: str, param: 
 
 def first_comparison(adapters: Adapters, parent_id: str | None, base: str) -> str:
     """Return the model that a new alias's first adapter is compared with: its parent if that answers requests, else its base."""
-    found = adapters.with_ids([parent_id], published_only=True) if parent_id else []
-    return found[0].id if found else base
+    published = adapters.with_ids([parent_id], published_only=True) if parent_id else []
+    return published[0].id if published else base
 
 
 def _find(adapters: Adapters, names: ForeignNames, name: str) -> Adapter | None:
     try:
         return adapters.get(name, deleted=True)
     except NotFound:
-        found = names.resolve(name)
-    return adapters.get(found.routing.main) if found and found.routing else None
+        destination = names.resolve(name)
+    return adapters.get(destination.routing.main) if destination and destination.routing else None

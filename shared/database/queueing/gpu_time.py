@@ -81,7 +81,7 @@ def spent_on(session: Session, job_id: str) -> Spent:
     """Sum the time that a job's ended attempts used."""
     rows = session.scalars(select(GpuTimeRow).where(GpuTimeRow.job_id == job_id, GpuTimeRow.used.is_not(None))).all()
     used = [row.used or 0.0 for row in rows]
-    return Spent(sum(one / row.gpus for one, row in zip(used, rows, strict=True)), sum(used))
+    return Spent(sum(seconds / row.gpus for seconds, row in zip(used, rows, strict=True)), sum(used))
 
 
 def seconds_like(session: Session, kind: str, base_model: str) -> float | None:
@@ -98,8 +98,8 @@ def seconds_like(session: Session, kind: str, base_model: str) -> float | None:
 
 def _past_seconds(session: Session, which: ColumnElement[bool]) -> Sequence[float]:
     query = select(GpuTimeRow.used / GpuTimeRow.gpus).where(which, GpuTimeRow.outcome == str(JobState.SUCCEEDED))
-    found = session.scalars(query.order_by(GpuTimeRow.ended_at.desc()).limit(PAST_JOBS))
-    return [seconds for seconds in found if seconds is not None]
+    newest = session.scalars(query.order_by(GpuTimeRow.ended_at.desc()).limit(PAST_JOBS))
+    return [seconds for seconds in newest if seconds is not None]
 
 
 RECENT = (

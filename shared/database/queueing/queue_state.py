@@ -60,12 +60,12 @@ class QueueReader:
                 return 0
             now = self._db.now(session)
             places = forecast(read_queue(session, now, gpus), workers)
-            known = {job: place.starts_at for job in without if (place := places.get(job)) and place.starts_at}
+            starts = {job: place.starts_at for job in without if (place := places.get(job)) and place.starts_at}
             # A row that is locked is being claimed at this moment.
-            rows = select(JobRow).where(JobRow.id.in_(known), JobRow.state == JobState.QUEUED)
+            rows = select(JobRow).where(JobRow.id.in_(starts), JobRow.state == JobState.QUEUED)
             for row in session.scalars(rows.with_for_update(skip_locked=True)).all():
-                row.estimated_at, row.estimated_start_at = now, datetime.fromtimestamp(known[row.id], UTC)
-            return len(known)
+                row.estimated_at, row.estimated_start_at = now, datetime.fromtimestamp(starts[row.id], UTC)
+            return len(starts)
 
 
 QUOTAS = select(TenantQuotaRow)
@@ -148,15 +148,15 @@ def _waiting(queued: Sequence[Any], gpus: int) -> list[QueuedJob]:
 
 
 def _running(session: Session, now: datetime) -> Sequence[RunningJob]:
-    found = []
+    running = []
     for row in session.execute(RUNNING):
         elapsed = (now - row.started_at).total_seconds() if row.started_at else 0.0
         left = row.progress.get("eta_seconds")
         if left is None and row.expected_seconds is not None:
             left = max(0.0, row.expected_seconds - elapsed)
         # A job that exceeds its hold counts with its real use.
-        found.append(RunningJob(row.tenant, left, max(row.held or 0.0, (row.gpus or 1) * elapsed)))
-    return found
+        running.append(RunningJob(row.tenant, left, max(row.held or 0.0, (row.gpus or 1) * elapsed)))
+    return running
 
 
 def _allowances(session: Session, now: datetime, quotas: Sequence[TenantQuotaRow]) -> dict[str, Allowance]:

@@ -74,8 +74,8 @@ class Quotas:
         with self._db.read() as session:
             now = self._db.now(session)
             unfinished = select(JobRow.tenant).where(JobRow.state.in_([str(JobState.QUEUED), str(JobState.RUNNING)]))
-            found = {*session.scalars(select(TenantQuotaRow.tenant)), *session.scalars(unfinished.distinct())}
-            return quota_uses(session, sorted(found | month_use(session, now).keys()), now)
+            tenants = {*session.scalars(select(TenantQuotaRow.tenant)), *session.scalars(unfinished.distinct())}
+            return quota_uses(session, sorted(tenants | month_use(session, now).keys()), now)
 
     def set(self, tenant: TenantName, changes: dict[str, Any]) -> QuotaUse:
         """Change some of a tenant's limits, by the names of :class:`Quota`. Running and waiting jobs continue."""
@@ -122,10 +122,10 @@ def check_quota(session: Session, tenant: TenantName, hold: float, now: datetime
 
 
 def _exhausted(tenant: str, limit: float, month: MonthUse, hold: float, resets_at: datetime) -> Forbidden:
-    used, held, wanted = minutes(month.used), minutes(month.held), minutes(hold)
+    used, held, requested = minutes(month.used), minutes(month.held), minutes(hold)
     return Forbidden(
         Code.GPU_MINUTES_EXHAUSTED,
-        f"The job would reserve {wanted:g} GPU-minutes. The tenant {tenant!r} may use {limit:g} a month; {used:g} are used and"
+        f"The job would reserve {requested:g} GPU-minutes. The tenant {tenant!r} may use {limit:g} a month; {used:g} are used and"
         f" {held:g} are reserved by running jobs.",
         remedy=f"Send a smaller max_gpu_minutes, or wait: the next month begins at {resets_at:%Y-%m-%dT%H:%MZ}. An operator can"
         " raise the quota: `mens tenants limit`.",
@@ -133,7 +133,7 @@ def _exhausted(tenant: str, limit: float, month: MonthUse, hold: float, resets_a
             "limit": limit,
             "used": used,
             "held": held,
-            "wanted": wanted,
+            "wanted": requested,
             "resets_at": resets_at.isoformat(),
         },
     )
@@ -144,11 +144,11 @@ def quota_uses(session: Session, tenants: Sequence[str], now: datetime) -> list[
     quotas = {row.tenant: row for row in session.scalars(select(TenantQuotaRow))}
     running, queued = (_count(session, tenants, state) for state in (JobState.RUNNING, JobState.QUEUED))
     used, resets_at = month_use(session, now), next_month(now)
-    found = []
+    uses = []
     for tenant in tenants:
         limits = Quota.model_validate(quotas[tenant]).model_dump() if tenant in quotas else {}
         month = used.get(tenant, MonthUse())
-        found.append(
+        uses.append(
             QuotaUse(
                 tenant=tenant,
                 running=running.get(tenant, 0),
@@ -159,7 +159,7 @@ def quota_uses(session: Session, tenants: Sequence[str], now: datetime) -> list[
                 **limits,
             )
         )
-    return found
+    return uses
 
 
 def _count(session: Session, tenants: Sequence[str], state: JobState) -> dict[str, int]:

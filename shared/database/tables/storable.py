@@ -31,8 +31,8 @@ def _replaced(value: Any) -> Any:
         case str():
             return storable(value)
         case dict():
-            return {storable(key) if isinstance(key, str) else key: _replaced(each) for key, each in value.items()}
+            return {storable(key) if isinstance(key, str) else key: _replaced(member) for key, member in value.items()}
         case list() | tuple():
-            return [_replaced(each) for each in value]
+            return [_replaced(member) for member in value]
         case _:
             return value

@@ -90,8 +90,8 @@ class Deliveries:
             first = select(ranked.c.id).where(ranked.c.rank == 1)
             # The rows are checked again when they are locked: another worker may have taken one meanwhile.
             query = select(row).where(due, row.id.in_(first)).order_by(row.next_attempt_at, row.id).limit(limit)
-            found = session.scalars(query.with_for_update(skip_locked=True)).all()
-            return [self._begin(session, delivery, now) for delivery in found]
+            deliveries = session.scalars(query.with_for_update(skip_locked=True)).all()
+            return [self._begin(session, delivery, now) for delivery in deliveries]
 
     def settle(self, claimed: ClaimedDelivery, outcome: Outcome) -> str | None:
         """Store the outcome of an attempt: delivered, to be tried again later, or failed permanently.

@@ -54,7 +54,7 @@ class MicroBatch:
         """Return the same micro-batch on a device."""
         names = ("ids", "positions", "boundaries", "mask", "predictors", "targets", "weights")
         there: dict[str, Any] = {
-            **on_device({name: one for name in names if (one := getattr(self, name)) is not None}, device)
+            **on_device({name: tensor for name in names if (tensor := getattr(self, name)) is not None}, device)
         }
         return replace(self, **there)
 

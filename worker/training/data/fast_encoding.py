@@ -59,17 +59,17 @@ class Encoder:
         """
         if self._fast is None:
             return encode_flat(self._backend, texts)
-        found = _call(self._fast, texts)
-        _compare(self._backend, texts, found, self._compared)
+        encoded = _call(self._fast, texts)
+        _compare(self._backend, texts, encoded, self._compared)
         self._compared = COMPARED
-        return found
+        return encoded
 
 
 def encode_flat(backend: Tokenizer, texts: Sequence[str]) -> Flat:
     """Return ids by `tokenizers`."""
     encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
-    ids = [np.array(one.ids, np.uint32) for one in encodings]
-    return np.concatenate([np.zeros(0, np.uint32), *ids]), np.array([len(one) for one in ids], np.int64)
+    ids = [np.array(item.ids, np.uint32) for item in encodings]
+    return np.concatenate([np.zeros(0, np.uint32), *ids]), np.array([len(item) for item in ids], np.int64)
 
 
 def _load_fastokens(backend: Tokenizer) -> Callable[[list[str]], tuple[bytes, bytes]] | None:
@@ -94,9 +94,9 @@ def _call(encode: Callable[[list[str]], tuple[bytes, bytes]], texts: Sequence[st
     return np.frombuffer(ids, "<u4"), np.diff(np.frombuffer(starts, "<u8").astype(np.int64))
 
 
-def _compare(backend: Tokenizer, texts: Sequence[str], found: Flat, count: int) -> None:
+def _compare(backend: Tokenizer, texts: Sequence[str], encoded: Flat, count: int) -> None:
     """Compare `count` strings, spread over the batch."""
-    ids, lengths = found
+    ids, lengths = encoded
     ends = np.cumsum(lengths)
     for index in range(0, len(texts), max(1, len(texts) // max(1, count))):
         expected = backend.encode(texts[index], add_special_tokens=False).ids

@@ -86,8 +86,8 @@ class LabelledRows:
         weights = [*np.split(self.weights, self.starts[1:]), *np.split(others.weights, others.starts[1:])]
         return LabelledRows(
             np.concatenate((self.lengths, others.lengths))[order],
-            np.concatenate([ids[one] for one in order]),
-            np.concatenate([weights[one] for one in order]),
+            np.concatenate([ids[row] for row in order]),
+            np.concatenate([weights[row] for row in order]),
         )
 
     def _last_of(self, counts: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -178,8 +178,8 @@ class TokenBytes:
     def agree(self, texts: Sequence[str]) -> Flags:
         """Return, for each row, whether its tokens are exactly its string's bytes."""
         real = np.array([len(text) if text.isascii() else len(text.encode()) for text in texts], np.int64)
-        found: Flags = (self._row_bytes == real) & np.array([is_kept(text) for text in texts], np.bool_)
-        return found
+        are_equal: Flags = (self._row_bytes == real) & np.array([is_kept(text) for text in texts], np.bool_)
+        return are_equal
 
     def inside(self, spans: Sequence[tuple[int, int, int]]) -> Flags:
         """Return which tokens lie completely within one of the spans, each (row, start, end)."""
@@ -204,21 +204,21 @@ def _in_bytes(chat: Chat) -> list[tuple[int, int]]:
     """Return the supervised spans of a chat, in bytes of its text."""
     if chat.text.isascii():
         return chat.spans
-    found, place, size = [], 0, 0
+    spans, place, size = [], 0, 0
     for start, end in chat.spans:
         begin = size + len(chat.text[place:start].encode())
         place, size = end, begin + len(chat.text[start:end].encode())
-        found.append((begin, size))
-    return found
+        spans.append((begin, size))
+    return spans
 
 
 def by_offsets(tokenizer: Tokenizer, rows: Sequence[TrainingRow], chats: Sequence[Chat]) -> LabelledRows:
     """Label with the offsets that the tokenizer returns: correct for every tokenizer, and slow."""
     labelled = label_chats(tokenizer, chats)
-    weights = [_weigh(row, one) for row, one in zip(rows, labelled, strict=True)]
+    weights = [_weigh(row, chat) for row, chat in zip(rows, labelled, strict=True)]
     return LabelledRows(
-        np.array([len(one.ids) for one in labelled], np.int64),
-        np.fromiter((id_ for one in labelled for id_ in one.ids), np.uint32),
+        np.array([len(chat.ids) for chat in labelled], np.int64),
+        np.fromiter((id_ for chat in labelled for id_ in chat.ids), np.uint32),
         np.concatenate([np.zeros(0, np.float32), *weights]),
     )
 

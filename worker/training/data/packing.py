@@ -62,8 +62,8 @@ class _Rooms:
     def tightest(self, size: int) -> int:
         """Return the least room of at least ``size`` that a bin has; 0 if none has."""
         word, bit = divmod(size, _WORD)
-        if found := self._words[word] >> bit:
-            return size + _lowest(found)
+        if rooms := self._words[word] >> bit:
+            return size + _lowest(rooms)
         if later := self._summary >> (word + 1):
             word += 1 + _lowest(later)
             return word * _WORD + _lowest(self._words[word])

@@ -86,22 +86,24 @@ def prepare(
     """
     began = time.monotonic()
     folder = cache / content_key(sha256, tokenizer, contract, vocab_size)
-    found, cached = open_prepared(folder), True
-    if found is None:
+    prepared, cached = open_prepared(folder), True
+    if prepared is None:
         cached = False
         with new_folder(folder) as unfinished:
             _write(write or write_rows, unfinished, path, tokenizer, contract, vocab_size)
-        found = open_prepared(folder)
-        if found is None:
+        prepared = open_prepared(folder)
+        if prepared is None:
             raise OSError(f"{folder} was written and cannot be read back")
-    found.report = replace(found.report, cached=cached, seconds=time.monotonic() - began)
-    _refuse_losses(found.report, contract)
-    return found
+    prepared.report = replace(prepared.report, cached=cached, seconds=time.monotonic() - began)
+    _refuse_losses(prepared.report, contract)
+    return prepared
 
 
 def content_key(sha256: str, tokenizer: Tokenizer, contract: FineTuneContract, vocab_size: int) -> str:
     """Return the name of the cache folder: SHA-256 over everything that decides its content."""
-    dated = any("strftime_now" in one.text for one in (tokenizer.template, tokenizer.tool_template) if one)
+    dated = any(
+        "strftime_now" in template.text for template in (tokenizer.template, tokenizer.tool_template) if template
+    )
     return digest_json(
         {
             "version": FORMAT_VERSION,
@@ -154,15 +156,15 @@ def _written(
     labeller: Labeller, tally: Tally, rows: Iterable[TrainingRow], mode: DataMode
 ) -> list[tuple[TrainingRow, Chat]]:
     """Return the rendered rows; in lenient mode, only those that the template accepts, and count the others."""
-    found = []
+    written = []
     for row in rows:
         try:
-            found.append((row, labeller.write(row)))
+            written.append((row, labeller.write(row)))
         except InvalidRequest:
             if mode is DataMode.STRICT:
                 raise
             tally.refuse(row.line)
-    return found
+    return written
 
 
 def may_skip(contract: FineTuneContract) -> bool:
@@ -216,11 +218,11 @@ def _add(
     if tally.unknown_id is None and (beyond := cut.ids[cut.ids >= vocab_size]).size:
         tally.unknown_id = int(beyond[0])
     tally.add_weights([weight for weight, keep in zip(weights, kept, strict=True) if keep])
-    wanted = cut.select(kept)
+    usable = cut.select(kept)
     writer.add(
-        wanted.lengths,
-        ids=wanted.ids,
-        weights=wanted.weights,
+        usable.lengths,
+        ids=usable.ids,
+        weights=usable.weights,
         lines=lines[kept],
         difficulties=np.fromiter((row.difficulty or DEFAULT_DIFFICULTY for row in rows), np.uint8, len(rows))[kept],
         row_weights=np.fromiter((weight for weight, _ in weights), np.float32, len(rows))[kept],
@@ -229,8 +231,8 @@ def _add(
 
 def _reasons(rows: LabelledRows, vocab_size: int) -> npt.NDArray[np.int64]:
     """Return 0 for each usable row, otherwise 1 + the index of its reason in ``SKIPS``."""
-    found = [rows.lengths < 2, rows.per_row(rows.ids >= vocab_size) > 0, rows.targets() == 0]
-    return np.select(found, [1, 2, 3], 0)
+    conditions = [rows.lengths < 2, rows.per_row(rows.ids >= vocab_size) > 0, rows.targets() == 0]
+    return np.select(conditions, [1, 2, 3], 0)
 
 
 @dataclass(slots=True)

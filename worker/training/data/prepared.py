@@ -219,9 +219,9 @@ def open_prepared(folder: Path) -> PreparedRows | None:
     try:
         index = json.loads((folder / INDEX_NAME).read_bytes())
         report = PreparationReport(**index["report"])
-        known = index["version"] == FORMAT_VERSION
+        is_current = index["version"] == FORMAT_VERSION
         sizes = {name: (folder / f"{name}.bin").stat().st_size for name in FIELDS}
-        if not known or sizes != index["sizes"] or sizes["starts"] != 8 * (report.rows + 1):
+        if not is_current or sizes != index["sizes"] or sizes["starts"] != 8 * (report.rows + 1):
             return None
         # A full cache removes the least recently used folder (docs/retention.md).
         with contextlib.suppress(OSError):  # a read-only cache

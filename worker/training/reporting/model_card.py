@@ -84,15 +84,15 @@ _RIGHT = {
 
 def _preference_panels(facts: FinishedRun) -> list[Panel]:
     """Return the curves of a run on preferences: how far the answers have moved from each other, and how often rightly."""
-    found = []
+    panels = []
     for title, name in (
         ("Reward margin", "reward_margin"),
         (_RIGHT[facts.plan.contract.method.type], "reward_accuracy"),
     ):
         values = facts.series(name)
         shown = [Series("training", values, GREY, width=1), Series("smoothed", smooth(values, CURVE_SMOOTHING), BLUE)]
-        found.append(Panel(title, shown))
-    return found
+        panels.append(Panel(title, shown))
+    return panels
 
 
 def share(part: float, whole: float) -> str:

@@ -182,7 +182,7 @@ def _file_stats(report: PreparationReport, skips: Mapping[str, int]) -> dict[str
 def _model_fields(facts: FinishedRun) -> dict[str, Any]:
     config, targets = facts.config, facts.plan.contract.adapter.targets
     adapted = len(facts.manifest.layer_order)
-    layers = {found[1] for name in facts.manifest.layer_order if (found := re.match(r"l(\d+)\.", name))}
+    layers = {match[1] for name in facts.manifest.layer_order if (match := re.match(r"l(\d+)\.", name))}
     return {
         "base_model": facts.plan.base.name,
         "base_digests": facts.plan.base.digests,

@@ -123,15 +123,15 @@ class Mlflow:
 
     def _experiment(self, name: str) -> str:
         """Return the id of the experiment, created if it does not exist; two runs may try at once."""
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
             try:
                 return str(self._client.create_experiment(name))
             except Exception:
-                found = self._client.get_experiment_by_name(name)
-                if found is None:
+                experiment = self._client.get_experiment_by_name(name)
+                if experiment is None:
                     raise
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
 
 class Wandb:

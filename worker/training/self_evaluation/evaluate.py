@@ -101,18 +101,18 @@ class Measured:
 
     def payload(self) -> dict[str, Any]:
         """Return the telemetry event: numbers, and no content of a row."""
-        found = self.evaluation
+        evaluation = self.evaluation
         return {
-            "source": found.source.value,
-            "rows": found.rows,
-            "held_out_copies": found.held_out_copies,
-            "tokens": found.tokens,
-            "base_loss": found.loss and found.loss.base,
-            "tuned_loss": found.loss and found.loss.tuned,
-            "base_token_accuracy": found.token_accuracy and found.token_accuracy.base,
-            "tuned_token_accuracy": found.token_accuracy and found.token_accuracy.tuned,
-            "sample_answers": len(found.sample_answers),
-            "general_answers": len(found.general_answers),
+            "source": evaluation.source.value,
+            "rows": evaluation.rows,
+            "held_out_copies": evaluation.held_out_copies,
+            "tokens": evaluation.tokens,
+            "base_loss": evaluation.loss and evaluation.loss.base,
+            "tuned_loss": evaluation.loss and evaluation.loss.tuned,
+            "base_token_accuracy": evaluation.token_accuracy and evaluation.token_accuracy.base,
+            "tuned_token_accuracy": evaluation.token_accuracy and evaluation.token_accuracy.tuned,
+            "sample_answers": len(evaluation.sample_answers),
+            "general_answers": len(evaluation.general_answers),
             "seconds": self.seconds,
             "causes": self.causes,
         }
@@ -150,9 +150,9 @@ def evaluate_run(
     began = time.monotonic()
     work = _Evaluation(context, inputs, progress.trained_tokens, _check_of(context, stop, working), advance)
     if tries <= MAX_TRIES:
-        wanted = sample_count(os.environ) if samples is None else samples
+        answer_count = sample_count(os.environ) if samples is None else samples
         work.attempt("Loss and token accuracy", work.score)
-        work.attempt("Prompts of answers", lambda: work.read(wanted))
+        work.attempt("Prompts of answers", lambda: work.read(answer_count))
         if not context.plan.contract.artifact.publish:  # otherwise the publisher uses the served model
             # Processes that share the base must all do the same, and their clocks differ.
             bounded = not context.budget.shard_base
@@ -256,7 +256,7 @@ class _Evaluation:
         self._scored = {
             "rows": len(rows),
             "held_out_copies": len(copies.intersection(self._places[number] for number in numbers)),
-            "tokens": sum(one.targets for one in base),
+            "tokens": sum(row_score.targets for row_score in base),
             "loss": compare_losses(base, tuned),
             "token_accuracy": compare_accuracies(base, tuned),
         }

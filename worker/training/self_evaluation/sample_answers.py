@@ -35,7 +35,7 @@ def read_prompts(
     path: Path,
     lines: Sequence[int],
     tokenizer: Tokenizer,
-    wanted: int,
+    count: int,
     limit: int = MAX_PROMPT_TOKENS,
     parse: Parse = parse_row,
 ) -> list[SamplePrompt]:
@@ -44,7 +44,7 @@ def read_prompts(
     Args:
         path: the JSONL file with the rows.
         lines: 1-based; only the first ``MAX_CANDIDATES`` are tried.
-        wanted: number of prompts.
+        count: number of prompts.
         limit: most tokens of a prompt.
         parse: reads a line as the training method does.
     """
@@ -52,7 +52,7 @@ def read_prompts(
     rows = _read_lines(path, set(candidates), parse)
     prompts: list[SamplePrompt] = []
     for line in candidates:
-        if len(prompts) == wanted:
+        if len(prompts) == count:
             break
         prompt = prompt_of(rows[line], tokenizer) if line in rows else None
         if prompt and 0 < len(prompt.ids) <= limit:
@@ -99,8 +99,8 @@ def general_prompts(tokenizer: Tokenizer) -> list[list[int]]:
     """
     try:
         texts = [
-            tokenizer.render([{"role": "user", "content": one.question}], None, add_generation_prompt=True).text
-            for one in general_questions()
+            tokenizer.render([{"role": "user", "content": general.question}], None, add_generation_prompt=True).text
+            for general in general_questions()
         ]
     except InvalidRequest:
         return []
@@ -184,8 +184,8 @@ def _ordinary_attention(context: TrainingContext) -> Iterator[None]:
 
 
 def _until_end(ids: list[int], end_ids: frozenset[int]) -> list[int]:
-    for at, one in enumerate(ids):
-        if one in end_ids:
+    for at, token in enumerate(ids):
+        if token in end_ids:
             return ids[: at + 1]
     return ids
 
@@ -196,12 +196,12 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], end_ids: frozens
     return WrittenAnswer(str(tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True)).strip(), ended)
 
 
-def _read_lines(path: Path, wanted: set[int], parse: Parse) -> dict[int, TrainingRow]:
-    last = max(wanted, default=0)
+def _read_lines(path: Path, numbers: set[int], parse: Parse) -> dict[int, TrainingRow]:
+    last = max(numbers, default=0)
     rows = {}
     with path.open("rb") as file:
         for number, line in enumerate(line_stream(file), start=1):
-            if number in wanted:
+            if number in numbers:
                 rows[number] = parse(line, number)
             if number >= last:
                 break
