@@ -268,6 +268,7 @@ def _stored_items(
     try:
         yield file, source.content
     except BaseException:
+        # Whatever ended the request: no run refers to the file, so nothing else would delete it.
         view.files.delete(file.id, services.storage.delete_blob)
         raise
 

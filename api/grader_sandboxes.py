@@ -55,6 +55,7 @@ class GraderSandboxes:
                 await self._take_back(sandbox)
                 raise
             except BaseException:
+                # A cancelled caller may have left code running in it, so it is closed, and never lent again.
                 self._lent.discard(sandbox)
                 with CancelScope(shield=True):
                     await to_thread.run_sync(sandbox.close)

@@ -81,6 +81,7 @@ class ShadowJudge:
         except MensError as error:
             counts = PairCounts(errored=1, last_error=str(error.code))
         except Exception:
+            # A bug in judging one copy must not end the task that judges the others.
             logger.exception("a copy for %s could not be judged", copy.pair.candidate_id)
             counts = PairCounts(errored=1, last_error=str(Code.INTERNAL_ERROR))
         key = copy.tenant, copy.pair

@@ -51,6 +51,7 @@ def apply_patch() -> None:
         try:
             before, calls_as_streamed = read_as_stream(parser, model_output, request, model_output_token_ids)
         except Exception:
+            # vLLM's parsers raise errors of any class on what a model writes.
             logger.exception("an answer with a forced call could not be read as a stream; vLLM's reading is sent")
             return reasoning, content, calls
         if calls_as_streamed is None or (

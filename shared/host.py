@@ -66,6 +66,7 @@ def disk_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # Libraries raise errors of their own classes for faults of the disk.
         if (fault := disk_fault(error)) is None:
             raise
         raise fault from error

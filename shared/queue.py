@@ -41,6 +41,7 @@ class CheckedMessage(virtual.Message):
         try:
             super().__init__(payload, channel, **more)
         except Exception as error:
+            # The codecs raise errors of any class on a damaged entry.
             raise MalformedEntry(str(error)) from error
 
 

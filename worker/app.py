@@ -214,6 +214,7 @@ def _clean_repeatedly() -> None:
             for removed in retention_runner().apply_on_this_machine():
                 worker().metrics.retention_removed(removed.what, removed.bytes)
         except Exception:
+            # The thread must continue after any error, or this machine's disk fills.
             logging.getLogger(__name__).exception("retention on this machine failed; it is tried again")
 
 

@@ -126,6 +126,7 @@ def run_engine(work: Callable[[], object], run_dir: Path) -> int:
         code = _report_lost_peer(run_dir, "it was ended by SIGTERM, which no worker had sent")
     is_stop = code in (EXIT_PAUSED, EXIT_CANCELLED)
     if code not in (0, EXIT_PEER_LOST) and not (is_stop and _has_failed(run_dir)):
+        # A full disk must not change the exit code, from which the worker knows the ending too.
         with suppress(OSError):
             write_json(run_dir / ENDING_NAME, {"exit_code": code})
     return 0 if is_stop else code
@@ -153,6 +154,7 @@ def _run(work: Callable[[], object], run_dir: Path) -> int:
     except MensError as error:
         return _fail(run_dir, error)
     except Exception as error:
+        # Both arrive as errors of many classes, which only their messages tell apart.
         if is_out_of_memory(error):
             return _fail(run_dir, out_of_memory(str(error)))
         if under_torchrun() and is_peer_lost(error):
@@ -207,6 +209,7 @@ def out_of_memory(reason: str) -> JobFailed:
 def _report_lost_peer(run_dir: Path, reason: str) -> int:
     """Write the error of a lost peer, unless the process that ended first has said why."""
     print(f"{PEER_LOST_NOTE}: {reason}", file=sys.stderr)
+    # The exit code says it too, so a full disk does not hide it.
     with suppress(OSError):
         if not (run_dir / ERROR_NAME).exists():
             write_json(run_dir / ERROR_NAME, peer_lost().as_dict())

@@ -87,6 +87,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def read_log_end(run_dir: Path) -> str:
     """Return the end of the log of an attempt, whole lines without this machine's folders; empty if it has none."""
+    # An attempt that ends before its trainer starts has no log.
     with suppress(OSError), (run_dir / LOG_NAME).open("rb") as file:
         start = max(0, file.seek(0, os.SEEK_END) - LOG_BYTES)
         file.seek(start)

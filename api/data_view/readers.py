@@ -71,6 +71,7 @@ class _Child:
         try:
             child.read(START_SECONDS)
         except BaseException:
+            # No caller has the process yet, so nothing else would end it.
             process.end()
             raise
         return child
@@ -101,6 +102,7 @@ class FileReaders:
     """The processes of this API. Threads share it."""
 
     def __init__(self) -> None:
+        # Guards `_idle` and `_timer`.
         self._lock = threading.Lock()
         self._idle: dict[tuple[str, int, str], _Child] = {}
         self._timer: threading.Timer | None = None
@@ -111,6 +113,7 @@ class FileReaders:
         try:
             answer = child.ask({"rows": rows_request}, ROWS_SECONDS)["rows"]
         except BaseException:
+            # It is not put back: its next answer would be the one to this request.
             child.process.end()
             raise
         self._put_back(source, child)

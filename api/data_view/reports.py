@@ -42,6 +42,7 @@ class FileReports:
     """Reports that are kept or being made. Threads share it."""
 
     def __init__(self) -> None:
+        # Guards `_kept` and `_making`, so that two calls for one file share one report.
         self._lock = threading.Lock()
         self._kept: OrderedDict[ReportKey, ReportMade | _Failure] = OrderedDict()
         self._making: dict[ReportKey, tuple[str, Future[ReportMade]]] = {}

@@ -121,9 +121,11 @@ class LookupCache:
         self._writes = self._writes_seen = 0
         self._answered_at = -OUTAGE_SECONDS
         self._is_down = False
+        # All requests that wait for the counter, or for a list, share one reading or rendering of it.
         self._refreshing = asyncio.Lock()
         self._rendering = asyncio.Lock()
         self._polling: asyncio.Task[None] | None = None
+        # `invalidate` is called by the threads that write.
         self._counting = threading.Lock()
         database.after_write.append(self.invalidate)
 

@@ -105,6 +105,7 @@ def _passed_on(status: int, error: dict[str, Any], body: dict[str, Any]) -> Upst
     try:
         explained = explain(text, param, body)
     except Exception:
+        # A replica of another release may shape its errors in any way; its words still reach the caller.
         logger.exception("a replica's error message was not understood")
         explained = ClientError(text, param, {})
     return UpstreamError(

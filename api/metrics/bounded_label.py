@@ -24,6 +24,7 @@ class BoundedLabel:
     def __init__(self, named: Collection[str] = (), most: int = 0) -> None:
         self._known = set(named)
         self._left = most
+        # Two threads must not take the last free label for two values.
         self._lock = threading.Lock()
 
     def of(self, value: str) -> str:

@@ -40,6 +40,7 @@ class DatabaseReading(Generic[T]):
 
     def __init__(self, read: Callable[[], T], what: str) -> None:
         self._read, self._what = read, what
+        # Scrapes at the same time share one reading.
         self._lock = threading.Lock()
         self._read_at = -FRESH_SECONDS
         self._last: T | None = None

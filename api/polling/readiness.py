@@ -50,6 +50,7 @@ class SharedReading(Generic[T]):
             self._succeeded_before = reading is not None and not reading.cancelled() and reading.exception() is None
             reading = self._asked = asyncio.create_task(to_thread.run_sync(self._read, limiter=self._limiter))
             self._asked_at = now
+        # Shared: a probe that gives up must not cancel the reading of the others.
         return await asyncio.shield(reading)
 
     def is_late(self, seconds: float) -> bool:
@@ -107,6 +108,7 @@ class Readiness:
         Args:
             until: as for :meth:`check`.
         """
+        # Too late: the machines as they were last read are the answer.
         with suppress(TimeoutError):
             async with asyncio.timeout_at(min(until, asyncio.get_running_loop().time() + WORKERS_SECONDS)):
                 self._last_machines = await self._machines.result()

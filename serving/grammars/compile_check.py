@@ -73,6 +73,7 @@ class CompileCheck:
         self._vocabulary = vocabulary
         self._limits = limits
         self._server: _Server | None = None
+        # One server is started, however many requests wait for it.
         self._starting = asyncio.Lock()
         self._processes = asyncio.Semaphore(MAX_PROCESSES)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()

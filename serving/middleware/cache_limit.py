@@ -25,6 +25,7 @@ class CacheLimit:
         self._open_store = open_store
         self._max_bytes = max_bytes
         self._requested_at: dict[str, float] = {}
+        # Two requests that make room at once would each drop enough adapters for both.
         self._making_room = asyncio.Lock()
 
     async def apply(self, model: str, engine: Callable[[], Engine]) -> None:

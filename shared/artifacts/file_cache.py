@@ -108,6 +108,7 @@ class FileCache:
             return
         copies, total = [], size
         for entry in os.scandir(self.folder):
+            # Another process may remove it at this moment.
             with suppress(FileNotFoundError):
                 stat = entry.stat()
                 if not entry.name.startswith(INCOMING_PREFIX):

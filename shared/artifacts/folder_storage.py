@@ -161,6 +161,7 @@ class FolderStorage(Storage):
             shutil.rmtree(folder, ignore_errors=True)
         for prefix in (BLOB_PREFIX, FILE_PREFIX):
             for path in self.incoming.glob(f"{prefix}*"):
+                # Its writer may finish it, or another process remove it, at this moment.
                 with suppress(OSError):
                     if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
                         path.unlink()

@@ -38,6 +38,7 @@ class ContainedCheckers:
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
+        # One request at a time: the child's answers do not say to which request they belong.
         self._lock = threading.Lock()
         self._child: ContainedProcess | None = None
 

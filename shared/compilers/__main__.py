@@ -38,6 +38,7 @@ def become_compiler(config: dict[str, Any]) -> None:
         os.write(report, b"+")
         os.execv(config["command"][0], config["command"])
     except BaseException as error:
+        # The parent has no other way to learn why the process never became the compiler.
         os.write(report, f"{type(error).__name__}: {error}"[:1000].encode())
     finally:
         os._exit(1)

@@ -73,6 +73,7 @@ def _found(language: str, _search_path: tuple[str, ...]) -> Compiler | None:
     try:
         made = point.load()()
     except Exception as error:
+        # Code of another package may raise anything.
         raise _failed(language, f"{type(error).__name__}: {error}") from None
     if not isinstance(made, Compiler):
         raise _failed(language, f"its package returns a {type(made).__name__}, not a Compiler")

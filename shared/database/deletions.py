@@ -199,6 +199,7 @@ def keep_for_job(session: Session, tenant: TenantName, digest: str) -> None:
         NotFound: ``ADAPTER_NOT_FOUND``: the tenant sees none with this content, or it is being deleted.
     """
     stored = _with_digest([digest]).where(AdapterRow.tenant.in_(visible_to(tenant)), AdapterRow.deleting_at.is_(None))
+    # A shared lock: other jobs may need the adapter too, and only its deletion has to wait.
     if not session.scalars(stored.with_for_update(read=True)).all():
         raise NotFound(
             Code.ADAPTER_NOT_FOUND,
@@ -238,6 +239,7 @@ def reserve_adapters(session: Session, job: JobRow, digests: Sequence[str]) -> N
 
 def lock_contents(session: Session, digests: Sequence[str]) -> None:
     """Lock the rows of all tenants until the transaction ends, so that steps of a deletion are sequential."""
+    # In the order of `_with_digest`, as everywhere: two transactions can then not wait for each other.
     session.scalars(_with_digest(digests).with_for_update()).all()
 
 

@@ -37,6 +37,7 @@ class MachineGpus:
 
 
 NO_GPU = MachineGpus()
+# The first caller waits for the child process, which takes seconds; the others get its answer.
 _lock = threading.Lock()
 _answers: list[TorchReport] = []
 

@@ -47,6 +47,7 @@ class Sandbox:
         self.limits = limits or Limits()
         self._slots = threading.BoundedSemaphore(parallel)
         self.parallel = parallel
+        # Guards the processes: `_idle`, `_busy`, `_process`, and whether more may be started.
         self._lock = threading.Lock()
         self._closed = False
         self._idle: list[tuple[str, socket.socket]] = []

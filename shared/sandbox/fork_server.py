@@ -119,6 +119,7 @@ def _fork(inheritance: Inheritance, control: socket.socket, request: Request) ->
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         serve_items(inheritance, request.channel, parent, request.number, request.disk)
     except BaseException:
+        # This is the child of a fork: an error must not continue in the parent's code.
         traceback.print_exc()
     finally:
         os._exit(0)

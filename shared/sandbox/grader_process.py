@@ -270,6 +270,7 @@ def _run(code: CodeType, request: dict[str, Any]) -> Outcome:
         value = grade(request["sample"], request["item"])
         score = float(value) if hasattr(value, "__float__") else math.nan
     except BaseException as error:
+        # Foreign code may raise anything, `SystemExit` too.
         return {"error": "raised", "message": _message(error), "detail": _formatted(error)}
     if not math.isfinite(score):
         message = f"`grade` returned {str(value)[:100]!r}, which is not a finite number"

@@ -58,6 +58,7 @@ def adopt_checkpoints(resume: Path, run_dir: Path) -> Path:
     """
     for earlier in list_checkpoints(resume.parent.parent):
         if earlier.name < resume.name:
+            # The other attempt removes old ones while it runs; only the newest is needed.
             with suppress(FileNotFoundError):
                 _adopt(earlier, run_dir)
     return _adopt(resume, run_dir)
@@ -77,6 +78,7 @@ def adopt_shards(earlier: Path, run_dir: Path) -> int:
     (run_dir / MODEL_FOLDER).mkdir(parents=True, exist_ok=True)
     adopted = 0
     for name in record["files"]:
+        # A shard that is gone is written again.
         with suppress(FileNotFoundError):
             link_or_copy(earlier / MODEL_FOLDER / name, run_dir / MODEL_FOLDER / name)
             adopted += 1

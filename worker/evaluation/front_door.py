@@ -50,6 +50,7 @@ class FrontDoor:
         )
         self._closing = threading.Event()
         self._sockets: WeakSet[socket.socket] = WeakSet()
+        # Guards `_sockets` and `_aborted`: a connection that opens while the others are aborted must not stay open.
         self._lock = threading.Lock()
         self._aborted = False
 

@@ -186,6 +186,7 @@ class _InFlight:
         try:
             outcome: Judged | BaseException = self._judge_item(*divmod(position, self._samples), source)
         except BaseException as error:
+            # The thread that counts raises it, after the results that arrived with it.
             outcome = error
         self._finished.put((position, outcome))
 

@@ -122,6 +122,7 @@ class ChildProcess:
 
     def terminate(self, grace_seconds: float) -> None:
         """End the whole process group: SIGTERM, then SIGKILL for the processes that remain after the grace time."""
+        # All of them may have ended meanwhile.
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGTERM)
         self.wait(grace_seconds)

@@ -202,6 +202,7 @@ class Worker:
                 logger.warning("the job %s failed: %s", lease.job.id, error)
                 return self._failed(attempt, error)
             except Exception as error:
+                # A bug fails its job with a code, and the worker takes the next one.
                 logger.exception("the job %s failed with a bug", lease.job.id)
                 bug = JobFailed(
                     Code.INTERNAL_ERROR,

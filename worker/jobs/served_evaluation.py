@@ -183,6 +183,7 @@ def _within_tokens(rows: tuple[EvaluationRow, ...]) -> tuple[EvaluationRow, ...]
 
 
 def _seconds(run_dir: Path) -> float:
+    # A run of an earlier release may lack it.
     with suppress(KeyError, TypeError):
         return seconds_for(float((read_json(run_dir / SUMMARY_NAME) or {})["training_summary"]["wall_secs"]))
     return seconds_for(0.0)

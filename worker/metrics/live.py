@@ -26,6 +26,7 @@ class TrainingNow(Collector):
 
     def __init__(self) -> None:
         self._steps: dict[str, dict[str, Any]] = {}
+        # Written by the threads of jobs, read by a scrape's.
         self._lock = threading.Lock()
 
     def note(self, job_id: str, step: dict[str, Any]) -> None:
@@ -68,6 +69,7 @@ class GpuMemory(Collector):
         self._query, self._count = query, count
         self._asked_at = -GPU_FRESH_SECONDS
         self._gpus: list[Gpu] = []
+        # Scrapes at the same time share one query of the driver.
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:

@@ -71,6 +71,7 @@ def _outcome(response: httpcore.Response) -> Outcome:
 def _beginning(response: httpcore.Response) -> str:
     """Return the beginning of a refusal's body, as one line of printable characters."""
     body = b""
+    # The status has arrived and decides; the body is only recorded.
     with suppress(httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError):
         for chunk in response.iter_stream():
             body += chunk

@@ -30,6 +30,7 @@ MAX_LOOKUPS = 2
 class _Allowance:
     left: float
     at: float
+    # So that the guesses of one address do not take all threads that look keys up.
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LOOKUPS))
 
 

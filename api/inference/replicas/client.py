@@ -274,6 +274,7 @@ async def _exchange(connection: HttpConnection, request: bytes) -> None:
         connection.send(request)
         await connection.head()
     except BaseException:
+        # Also when cancelled: a connection that was half read cannot be used again.
         connection.close()
         raise
 

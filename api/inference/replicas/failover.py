@@ -206,6 +206,7 @@ class ReplicaAttempt:
                 try:
                     await response.read_first()
                 except BaseException:
+                    # Also when cancelled: without a reader the replica would generate the whole answer.
                     response.close()
                     raise
         except TimeoutError:

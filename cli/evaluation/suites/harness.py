@@ -153,6 +153,7 @@ def run_suite(
                         last.append(text.decode(errors="replace"))
             code = child.wait()
         except BaseException:
+            # Interrupted: the harness must not continue alone.
             os.killpg(child.pid, signal.SIGTERM)
             raise
     if code:

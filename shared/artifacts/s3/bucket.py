@@ -182,6 +182,7 @@ class PartUpload:
     def send(self, file: BinaryIO, size: int) -> None:
         """Send all parts of a file, several at once; each is read just before it is sent."""
         part_bytes = max(PART_BYTES, -(-size // MAX_PARTS))
+        # The threads share one file, which has one position.
         reading = threading.Lock()
 
         def send_part(number: int) -> dict[str, Any]:

@@ -270,6 +270,7 @@ def _unknown(name: str) -> NotFound:
 def _locked(session: Session, tenant: str, scope: str) -> PolicyAssignmentRow:
     insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
     new = {"tenant": tenant, "scope": scope, "version": 0}
+    # Inserted first: a row that does not exist cannot be locked, and two first assignments would not see each other.
     session.execute(insert(PolicyAssignmentRow).values(new).on_conflict_do_nothing())
     return session.get_one(PolicyAssignmentRow, (tenant, scope), with_for_update=True, populate_existing=True)
 

@@ -76,6 +76,7 @@ class ShadowComparisons:
         with self._db.write() as session:
             now = self._db.now(session)
             new = key | PairCounts().model_dump() | {"first_at": now, "last_at": now}
+            # Inserted first, because a row that does not exist cannot be locked.
             session.execute(insert(ShadowComparisonRow).values(new).on_conflict_do_nothing())
             row = session.get_one(
                 ShadowComparisonRow, tuple(key.values()), with_for_update=True, populate_existing=True

@@ -305,6 +305,7 @@ def _ungoverned(before: Standing, assignment: Assignment, name: str) -> Conflict
 
 def _hold(session: Session, row: AliasRow) -> Routing | StandsFor | None:
     """Return the state of another name's row, locked until the transaction ends."""
+    # A shared lock, as many names may follow this one. Read again, because it may have changed before the lock.
     held = session.get_one(AliasRow, (row.tenant, row.name), with_for_update={"read": True}, populate_existing=True)
     return state_of(held)
 

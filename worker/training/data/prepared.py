@@ -272,6 +272,7 @@ def _sibling(target: Path) -> Path:
 def _sweep(cache: Path) -> None:
     """Remove folders that killed processes left behind."""
     for folder in cache.glob(".*.*.*"):
+        # Another process may remove the same folder.
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -220,6 +220,7 @@ class _Evaluation:
         except (StopRequested, PeerLost):
             raise
         except Exception as error:
+            # The adapter is finished: an error of its measurement must not fail the run.
             if under_torchrun() and is_peer_lost(error):
                 raise PeerLost(str(error)) from error
             traceback.print_exc()
