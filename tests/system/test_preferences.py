@@ -75,7 +75,7 @@ def test_checkpoints_are_listed(client: OpenAI, preferred: FineTuningJob) -> Non
     assert all(checkpoint.metrics.valid_loss is not None for checkpoint in checkpoints)
 
 
-def test_the_model_prefers_what_it_was_taught_to(client: OpenAI, preferred: FineTuningJob) -> None:
+def test_the_tuned_model_answers_by_its_alias(client: OpenAI, preferred: FineTuningJob) -> None:
     assert preferred.fine_tuned_model
     answer = client.chat.completions.create(
         model="preferred", messages=[{"role": "user", "content": QUESTIONS[0]}], temperature=0, max_tokens=16
