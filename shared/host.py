@@ -96,17 +96,36 @@ def path_errors() -> Iterator[None]:
 
 
 def path_fault(error: OSError) -> InvalidRequest | None:
-    """Return the coded error of a path that a person named and that cannot be used; None if the error has another cause."""
+    """Return the coded error of a path that a person named and that cannot be used, with the setting that says it; None if the error
+    has another cause.
+    """
     # A rename or a copy has two paths, and the first may be a temporary one.
     path = error.filename2 or error.filename
     if error.errno not in _PATH_FAULTS or not isinstance(path, str | os.PathLike):
         return None
-    return InvalidRequest(
-        Code.PATH_INVALID,
-        f"{path} cannot be used: {os.strerror(error.errno)}.",
-        remedy="Name a path of the kind that is needed, a file or a folder, in a folder that you may write.",
-        param=str(path),
-    )
+    message = f"{path} cannot be used: {os.strerror(error.errno)}."
+    needed = "a path of the kind that is needed, a file or a folder, in a folder that you may write."
+    if variable := setting_of(Path(os.fsdecode(path))):
+        return InvalidRequest(
+            Code.PATH_INVALID, f"{variable}: {message}", remedy=f"Set {variable} to {needed}", param=variable
+        )
+    return InvalidRequest(Code.PATH_INVALID, message, remedy=f"Name {needed}", param=str(path))
+
+
+def setting_of(path: Path) -> str | None:
+    """Return the environment variable that is to blame for a path: it names the path, or one of the two lies in the other, which is not
+    a folder.
+    """
+    path = path.absolute()
+    found = []
+    for variable, value in os.environ.items():
+        if variable.startswith("MENS_") and value:
+            named = Path(os.path.expanduser(value)).absolute()  # noqa: PTH111 (Path's raises for unknown users)
+            is_around = named in path.parents and not named.is_dir()
+            is_within = path in named.parents and not path.is_dir()
+            if path == named or is_around or is_within:
+                found.append((path == named, len(named.parts), variable))
+    return max(found)[2] if found else None
 
 
 def storage_full() -> Unavailable:

@@ -263,8 +263,9 @@ def _exit_after(child: int) -> None:
 def set_up_logging(**_: Any) -> None:
     """Log one record per line to stderr, without colours; stdout is not redirected."""
     configure_logging(settings.log_format, logging.INFO)
-    # They log each message of the schedule three times, several times a minute; what a task does it logs itself.
-    for name in ("celery.beat", "celery.worker.strategy", "celery.app.trace"):
+    # They log each message of the schedule three times, several times a minute, and on a slow machine that it has expired; what a
+    # task does it logs itself.
+    for name in ("celery.beat", "celery.worker.strategy", "celery.app.trace", "celery.worker.request"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

@@ -20,6 +20,7 @@ from shared.artifacts.manifests import MANIFEST_NAME, MODEL_MANIFEST_NAME
 from shared.base_models.catalog import Sha256
 from shared.errors import ArtifactInvalid, Code, InvalidRequest
 from shared.hashing import canonical_json, digest_file
+from shared.host import setting_of
 
 SIGNATURE_NAME = "adapter_signature.json"
 MODEL_SIGNATURE_NAME = "model_signature.json"
@@ -190,9 +191,10 @@ def _invalid(kind: SignedKind, reason: str) -> ArtifactInvalid:
 
 
 def _no_key(path: Path, reason: str) -> InvalidRequest:
+    variable = setting_of(path)
     return InvalidRequest(
         Code.SETTINGS_INVALID,
-        f"{path} does not contain a usable key: {reason}.",
+        f"{variable + ': ' if variable else ''}{path} does not contain a usable key: {reason}.",
         remedy="Create a key with `mens adapter keygen FILE`; it prints the public key.",
-        param=str(path),
+        param=variable or str(path),
     )

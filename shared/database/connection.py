@@ -7,9 +7,11 @@ up instead of failing halfway; on PostgreSQL verbs lock the rows they change.
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,14 @@ LOCK_SECONDS = 5.0
 """Wait of a statement for a lock, on SQLite of a transaction for the file's, and of a caller for a pooled connection."""
 STATEMENT_SECONDS = 30.0
 """Time of a PostgreSQL statement. A locked or slow table gives its own callers a 503, and takes no connection from others."""
+ANSWER_SECONDS = 5
+"""Wait for a new connection, for the probe of a pooled one, and for a statement beyond `STATEMENT_SECONDS`: a server that hangs keeps
+no times, and its machine may still confirm what it receives. Whole seconds, for libpq.
+"""
 SERVER_OPTIONS = {
     # Strings arrive as strings whatever the database's own encoding is: from SQL_ASCII they would be bytes.
     "client_encoding": "utf8",
-    "connect_timeout": 10,
+    "connect_timeout": ANSWER_SECONDS,
     "tcp_user_timeout": 10_000,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -173,6 +179,24 @@ def _limit_waits(connection: Any, _record: Any) -> None:
         cursor.execute(f"SET lock_timeout = {LOCK_SECONDS * 1000:.0f}")
         cursor.execute(f"SET statement_timeout = {STATEMENT_SECONDS * 1000:.0f}")
     connection.commit()
+    connection.wait = partial(_wait, connection, connection.wait)
+
+
+def _wait(connection: Any, wait: Callable[..., Any], answer: Any, **options: Any) -> Any:
+    """Wait for a server's answer as psycopg does, but not permanently. A connection that gets none is closed, because it cannot be used again.
+
+    Raises:
+        psycopg.OperationalError: it did not come in time.
+    """
+    # SQLAlchemy probes a pooled connection outside of a transaction, where nothing else is asked.
+    seconds = ANSWER_SECONDS + (0 if connection.autocommit else STATEMENT_SECONDS)
+    deadline = time.monotonic() + seconds
+    try:
+        return wait(answer, timeout=seconds, **options)
+    except connection.OperationalError:
+        if time.monotonic() >= deadline:
+            connection.close()
+        raise
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:

@@ -180,3 +180,19 @@ def test_path_that_cannot_be_used_is_named(kind: type[OSError], monkeypatch: pyt
         main()
     error = json.loads(capsys.readouterr().out)["error"]
     assert (ended.value.code, error["code"], error["param"]) == (1, "PATH_INVALID", "rows/train.jsonl")
+
+
+@pytest.mark.parametrize("variable", ["MENS_HOME", "MENS_CATALOG_PATH"])
+def test_setting_whose_path_cannot_be_used_is_named(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    """A file where a folder is needed, and a folder where a file is."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MENS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv(variable, str(tmp_path / "file" if variable == "MENS_HOME" else tmp_path))
+    monkeypatch.setattr(sys, "argv", ["mens", "base", "list", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["code"], error["param"]) == ("PATH_INVALID", variable)
+    assert error["message"].startswith(f"{variable}: ")

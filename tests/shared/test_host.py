@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from shared.errors import Code, Unavailable
-from shared.host import _DISK_UNAVAILABLE, allowed_memory, available_memory, disk_errors, measure_folder
+from shared.host import (
+    _DISK_UNAVAILABLE,
+    allowed_memory,
+    available_memory,
+    disk_errors,
+    measure_folder,
+    setting_of,
+)
 from tests.support.processes import is_gone
 from tests.support.waiting import eventually
 
@@ -180,3 +187,22 @@ def test_child_ends_with_a_killed_parent(tmp_path, method):
         if not is_gone(child):
             os.killpg(parent.pid, signal.SIGKILL)
         parent.stdout.close()
+
+
+def test_setting_to_blame_for_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    home = tmp_path / "home"
+    home.mkdir()
+    for variable, path in (
+        ("MENS_HOME", home), ("MENS_CATALOG_PATH", tmp_path), ("MENS_RUNS_DIR", file), ("MENS_SIGNING_KEY", tmp_path / "no/such/key.pem"),
+    ):  # fmt: skip
+        monkeypatch.setenv(variable, str(path))
+    found = {
+        tmp_path: "MENS_CATALOG_PATH",  # the home folder lies in it
+        file / "job-1" / "plan.json": "MENS_RUNS_DIR",  # a file instead of a folder
+        tmp_path / "no": "MENS_SIGNING_KEY",  # a folder of it is missing
+        home / "rows.jsonl": None,  # a sound folder is not to blame for somebody's file in it
+        tmp_path.parent: None,  # nor for one around it
+    }
+    assert {path: setting_of(path) for path in found} == found

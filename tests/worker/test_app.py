@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -17,13 +18,15 @@ import httpx
 import pytest
 from celery import Celery
 from celery.beat import ScheduleEntry, Scheduler
+from celery.contrib.testing.mocks import TaskMessage
+from celery.worker.request import Request
 
 from cli.standalone.ports import free_port
 from shared.queue import CONTROL_QUEUE, CONTROL_TASKS, SWEEP, every
 from tests.support.processes import is_gone, stop_at_exit
 from tests.support.valkey import running_valkey
 from tests.support.waiting import eventually
-from worker.app import app, one_at_a_time
+from worker.app import app, one_at_a_time, set_up_logging
 
 
 def test_every_scheduled_task_exists_and_goes_to_the_control_queue() -> None:
@@ -67,6 +70,20 @@ def test_tasks_stay_due_when_the_clock_jumps(monkeypatch: pytest.MonkeyPatch, ju
     assert ours.sends_again(20)
     if jump < 0:
         assert not celerys.sends_again(0.2), "the reason for a schedule of our own"
+
+
+def test_messages_of_the_schedule_are_not_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sent, received, expired, done: several times a minute in an installation that does nothing."""
+    monkeypatch.setattr("worker.app.configure_logging", lambda *_: None)
+    caplog.set_level(logging.INFO)
+    set_up_logging()
+    message = TaskMessage(SWEEP, id="1", expires=(datetime.now(UTC) - timedelta(seconds=1)).isoformat())
+    assert Request(message, app=app, task=app.tasks[SWEEP]).revoked()
+    assert caplog.messages == []
+    for name in ("celery.beat", "celery.worker.strategy", "celery.app.trace"):
+        assert not logging.getLogger(name).isEnabledFor(logging.INFO)
 
 
 def test_running_task_is_not_started_twice() -> None:

@@ -43,6 +43,8 @@ class DiskCheck:
     storage: Storage
     show: Callable[[Unavailable | None], None]
     fault: Unavailable | None = None
+    _written: str = ""
+    """The place that the last check wrote to, for the log alone: callers see the fault, and no paths."""
 
     def wait_until_sound(self, stopping: threading.Event) -> bool:
         """Return True once a check passes; False if the worker is stopped before."""
@@ -56,12 +58,13 @@ class DiskCheck:
         before, self.fault = self.fault, self._check()
         self.show(self.fault)
         if self.fault and (before is None or before.code != self.fault.code):
-            logger.error("this worker takes no job: %s", self.fault)
+            logger.error("this worker takes no job: it cannot write to %s: %s", self._written, self.fault)
         if before and not self.fault:
             logger.info("this worker takes jobs again")
         return self.fault
 
     def _check(self) -> Unavailable | None:
+        self._written = f"the run folders {self.runs_dir} (MENS_RUNS_DIR)"
         try:
             with disk_errors():
                 self.runs_dir.mkdir(parents=True, exist_ok=True)
@@ -73,6 +76,7 @@ class DiskCheck:
                     file.write(bytes(PROBE_BYTES))
                     file.flush()
                     os.fsync(file.fileno())
+                self._written = "the storage (MENS_STORAGE_DIR or MENS_S3_BUCKET)"
                 with self.storage.writer() as writer:  # discarded, as it is not committed
                     writer.write(bytes(PROBE_BYTES))
                     writer.finish()

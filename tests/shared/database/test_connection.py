@@ -9,12 +9,14 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, inspect, text
+from sqlalchemy.exc import OperationalError
 
 from api.migrate import migrate
 from cli.standalone.ports import free_port
@@ -27,6 +29,7 @@ from shared.database.tables.schema import METADATA
 from shared.errors import Code, Unavailable
 from tests.support.builders import at_once, snapshot, submission
 from tests.support.postgres import PostgresServer
+from tests.system.fault_trials.faults import hanging
 
 KEY = "INSERT INTO api_keys (id, name, secret_sha256, created_at) VALUES ('1', 'n', 's', 1)"
 EVENT = "INSERT INTO events (job_id, created_at, level, type, message, data) VALUES ('none', 1, 'info', 'x', 'm', '{}')"
@@ -170,6 +173,37 @@ def test_slow_statement_is_unavailable(postgres_server: PostgresServer, monkeypa
         with pytest.raises(Unavailable), database.read() as session:
             session.execute(text("SELECT pg_sleep(60)"))
         database.ping()
+    finally:
+        database.close()
+        postgres_server.give_back(url)
+
+
+@pytest.mark.postgres
+def test_server_that_hangs_is_unavailable_within_seconds(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whatever a caller does: in the midst of a statement, at the probe of a pooled connection, at a new connection."""
+    assert connection.ANSWER_SECONDS + connection.STATEMENT_SECONDS <= 40
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "STATEMENT_SECONDS", 0.5)
+    monkeypatch.setitem(connection.SERVER_OPTIONS, "connect_timeout", 2)  # psycopg's least
+    url = postgres_server.fresh_url()
+    database = Database(url)
+    try:
+        database.ping()
+        with (
+            database.read() as session,
+            ThreadPoolExecutor(3) as callers,
+            hanging(psutil.Process(postgres_server.process.pid)),
+        ):
+            started = time.monotonic()
+            waiting = [callers.submit(Jobs(database).list) for _ in range(3)]
+            with pytest.raises(OperationalError):
+                session.execute(text("SELECT 1"))
+            errors = [each.exception(20) for each in waiting]
+            assert time.monotonic() - started < 15
+        assert all(isinstance(error, Unavailable) for error in errors), errors
+        assert Jobs(database).list() is not None
     finally:
         database.close()
         postgres_server.give_back(url)

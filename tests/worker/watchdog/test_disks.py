@@ -59,6 +59,7 @@ def test_fault_of_either_place_is_found_and_shown_once(
         "this worker takes no job",
         "this worker takes jobs again",
     ]
+    assert {"runs": "MENS_RUNS_DIR", "storage": "MENS_STORAGE_DIR"}[place] in caplog.records[0].message
 
 
 def test_full_disk_is_found(check: DiskCheck, monkeypatch: pytest.MonkeyPatch) -> None:
