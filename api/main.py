@@ -27,7 +27,7 @@ from api.routes import (
     plan_comparisons,
     replicas,
 )
-from api.routes.callers import keys, me, sign_ins
+from api.routes.callers import keys, me, sign_ins, single_sign_on
 from api.routes.files import files, rows, uploads
 from api.routes.gates import policies, promotions, receipts, shadows
 from api.routes.tenants import audit, checkpoint_permissions, overview, quotas, usage, webhooks
@@ -100,6 +100,7 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
         console_files()  # read now: a faulty installation fails at its start, and no request waits for it
         app.include_router(console.router)
         app.include_router(sign_ins.keyless_router, dependencies=[KNOWN_PARAMETERS])
+        app.include_router(single_sign_on.router, dependencies=[KNOWN_PARAMETERS])
         app.include_router(sign_ins.router, dependencies=[Depends(require_caller), KNOWN_PARAMETERS])
     for router in KEYED_ROUTERS:
         # Requests to models skip FastAPI's dependencies.

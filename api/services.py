@@ -37,6 +37,7 @@ from api.polling.queue_places import QueuePlaces
 from api.polling.readiness import Readiness
 from api.settings import ApiSettings
 from api.shadow_judge import ShadowJudge
+from api.sign_in.provider import IdentityProvider
 from shared.artifacts.open_storage import open_storage
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import Catalog
@@ -60,6 +61,8 @@ from shared.replicas import replica_name
 from shared.worker_registry import WorkerRegistry
 
 JOIN_THREADS = 4
+PROVIDER_THREADS = 4
+"""Threads that wait for the identity provider; none of those that answer other requests."""
 
 
 @dataclass
@@ -115,6 +118,8 @@ class Services:
     metrics: ApiMetrics
     shutdown: ShutdownFlag = field(default_factory=ShutdownFlag)
     joining: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(JOIN_THREADS))
+    identity_provider: IdentityProvider | None = None
+    signing_in: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(PROVIDER_THREADS))
 
     def catalog(self) -> Catalog:
         """Return the current catalogue; bases may be added while the API runs."""
@@ -155,6 +160,8 @@ class Services:
         await gateway.limiter.close()
         await gateway.meter.close()
         self.remote_models.close()
+        if self.identity_provider:
+            self.identity_provider.close()
         self.queue_places.close()
         await self.job_versions.close()
         await self.job_changes.close()
@@ -218,6 +225,7 @@ def make_services(
         base_fetcher=BaseFetcher(lookup.catalog, settings),
         file_readers=FileReaders(),
         file_reports=FileReports(),
+        identity_provider=IdentityProvider(settings) if settings.oidc_issuer else None,
         row_turns=TenantTurns("rows of files"),
         curve_turns=TenantTurns("curves of runs"),
         gateway=Gateway(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
 
-from shared.database.tenancy import LARGEST_LIMIT, MOST_TOKENS, FileQuota, KeyLimits
+from shared.database.tenancy import LARGEST_LIMIT, MOST_TOKENS, FileQuota, KeyLimits, Role, TenantName
 from shared.settings import AdapterRetentionSettings
 
 NameList = Annotated[
@@ -19,6 +19,15 @@ NameList = Annotated[
     ),
 ]
 """Names, comma-separated in the environment."""
+
+
+class SignInRule(BaseModel):
+    """Rights of the people of a group of the identity provider."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    group: str = Field(min_length=1, max_length=256)
+    tenant: TenantName
+    role: Role
 
 
 class ApiSettings(AdapterRetentionSettings):
@@ -34,6 +43,25 @@ class ApiSettings(AdapterRetentionSettings):
         "",
         pattern=r"^(https?://[^\s/@?#]+/?)?$",
         description="Address by which browsers reach the API, https:// behind a proxy with TLS; empty: people can sign in on the API's own machine only.",
+    )
+    oidc_issuer: str = Field(
+        "",
+        pattern=r"^(https://[^\s@?#]+|http://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?(/[^\s@?#]*)?)?$",
+        description="Issuer of the identity provider that people sign in through (OpenID Connect), as its discovery spells it: https://, or http:// on this machine; empty: no single sign-on.",
+    )
+    oidc_client_id: str = Field("", description="Name of this installation at the identity provider.")
+    oidc_client_secret: SecretStr = Field(
+        SecretStr(""), description="Its secret there; empty: a public client, which PKCE alone protects."
+    )
+    oidc_scopes: str = Field(
+        "openid profile email",
+        pattern=r"^openid( [!#-\[\]-~]+)*$",
+        description="Requested scopes, with spaces in between, `openid` first; some providers need `groups` too.",
+    )
+    oidc_groups_claim: str = Field("groups", min_length=1, description="Claim of the ID token that lists groups.")
+    oidc_rules: list[SignInRule] = Field(
+        default_factory=list,
+        description="Tenant and role of the people of each group, as a JSON list: group, tenant, role.",
     )
     fetch_bases: bool = Field(
         False,
@@ -121,6 +149,14 @@ class ApiSettings(AdapterRetentionSettings):
     metrics_max_models: int = Field(
         50, ge=0, le=1000, description="Other models that have metrics of their own; further ones count as `other`."
     )
+
+    @model_validator(mode="after")
+    def _check_oidc(self) -> ApiSettings:
+        if self.oidc_issuer and not (self.oidc_client_id and self.oidc_rules):
+            raise ValueError("MENS_OIDC_ISSUER needs MENS_OIDC_CLIENT_ID and MENS_OIDC_RULES too")
+        if not all("!" <= character <= "~" for character in self.oidc_client_secret.get_secret_value()):
+            raise ValueError("MENS_OIDC_CLIENT_SECRET has a space, a line break or a letter that is not ASCII")
+        return self
 
     @property
     def file_quota(self) -> FileQuota:

@@ -36,6 +36,12 @@ async def console_page(request: Request) -> Response:
     return _response(files.index, request, headers)
 
 
+@router.get("/console/callback", responses=HTML)
+async def console_callback(request: Request) -> Response:
+    """The same page, where the identity provider sends the browser back: the page removes the parameters at once and hands them in."""
+    return _response(console_files().index, request, {"Cache-Control": "no-cache"})
+
+
 @router.get("/console/{digest}/{path:path}", responses=FILE)
 async def console_file(digest: str, path: str, request: Request) -> Response:
     """A file of the web console. The digest is that of the release's files: another release answers 404, never with a file of its own."""

@@ -1,4 +1,4 @@
-"""Signing in to the console: from where it is possible, and the cookie that is one half of a sign-in.
+"""Signing in to the console: from where it is possible, the cookie that is one half of a sign-in, and the identity provider.
 
-Start with `transport.py`. Imports `shared`, `api.settings` and `api.errors`; no route.
+Start with `transport.py`; with `provider.py` for single sign-on. Imports `shared`, `api.settings` and `api.errors`; no route.
 """

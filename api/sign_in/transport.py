@@ -66,3 +66,12 @@ def is_loopback(address: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def page_origin(public_url: str, headers: Headers) -> str:
+    """Return the origin of the console in the browser, of a request that :func:`check_transport` has let in."""
+    if public_url:
+        return public_url.rstrip("/")
+    # Behind a proxy that replaces Host, Origin still has the address in the browser.
+    address = headers.get("origin") or f"http://{headers.get('host', '')}"
+    return f"http://{urlsplit(address).netloc.rpartition('@')[2]}"

@@ -20,22 +20,23 @@ from api.services import Services
 from api.settings import ApiSettings
 from api.sign_in.cookies import halves_of
 from api.web.request_body import BodyRule, body_rule, limited_receive
-from shared.database.audit.actors import AuditActor, act_as
+from shared.database.audit.actors import act_as
 from shared.errors import Code, MensError, TooLarge, TooSlow, Unauthenticated
 from shared.observability.log_context import add_log_ids
 
 KEYED_PATHS = ("/v1/", "/api/")
-"""Prefixes of the paths that require a key: all but health, the console's files, and unknown paths. Two routes that sign in are
+"""Prefixes of the paths that require a key: all but health, the console's files, and unknown paths. Routes that sign in are
 exceptions."""
 BEARER = "bearer"
 SIGN_IN_WAYS, SIGN_INS = "/v1/sign_in", "/v1/sign_ins"
+OPEN_ROUTES = {("GET", SIGN_IN_WAYS), ("POST", "/v1/sign_in/oidc"), ("POST", "/v1/sign_in/oidc/callback")}
 SIGN_IN_BODY = BodyRule(
     limit=4 << 10,
     is_streamed=False,
     too_large=TooLarge(
         Code.BODY_TOO_LARGE,
         "The body of a sign-in is larger than 4096 bytes.",
-        remedy="Send `challenge` and `code` only.",
+        remedy="Send the fields that GET /v1/openapi.json names, and nothing else.",
     ),
 )
 """For bodies of strangers."""
@@ -62,7 +63,7 @@ class RequestGuard:
         key = authenticated.key
         scope.setdefault("state", {})[TENANT] = key.tenant
         add_log_ids(tenant=key.tenant)
-        act_as(AuditActor("key", key.id, key.name, address_of(scope)))
+        act_as(key.actor(address_of(scope)))
         with services.body_buffers.of(key.tenant) as hold:
             return await self._respond(scope, receive, send, body_rule(settings, scope["path"]), hold)
 
@@ -106,7 +107,7 @@ def address_of(scope: Scope) -> str:
 def _is_keyless(scope: Scope) -> bool:
     """Return whether a request is one of those that sign in: the ways to do so, or a sign-in without a key."""
     method, path = scope["method"], scope["path"]
-    if (method, path) == ("GET", SIGN_IN_WAYS):
+    if (method, path) in OPEN_ROUTES:
         return True
     return (method, path) == ("POST", SIGN_INS) and not any(name == b"authorization" for name, _ in scope["headers"])
 

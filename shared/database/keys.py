@@ -11,9 +11,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, NamedTuple
 
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, StringConstraints
-from sqlalchemy import delete, or_, select, update
+from sqlalchemy import Select, delete, or_, select, update
 from sqlalchemy.orm import Session
 
+from shared.database.audit.actors import AuditActor
 from shared.database.change_counter import bump
 from shared.database.connection import Database, whole_milliseconds
 from shared.database.job_states import JobState
@@ -34,6 +35,8 @@ from shared.errors import Code, Conflict, InvalidRequest, NotFound, Unauthentica
 
 KEY_PREFIX = "mens-"
 DAY_SECONDS = 86_400
+MAX_ACTOR = 320
+"""Characters of an actor in the audit log."""
 LONGEST_OVERLAP_SECONDS = 90 * DAY_SECONDS
 KEY_NAME_PATTERN = r"^[^\x00-\x1f\x7f]{1,64}$"
 KEY_NAME_RULE = "1 to 64 characters in one line"
@@ -67,6 +70,15 @@ class Key(Value):
         description="Until then the secret before the last rotation is accepted too; null: only the current secret is accepted.",
     )
     last_used_at: datetime | None = Field(None, description="Time of its last request, accurate to about a minute.")
+    subject: str | None = Field(
+        None, description="Name at the identity provider of the person who signs in there; null: a key with a secret."
+    )
+
+    def actor(self, address: str) -> AuditActor:
+        """Return the actor of a request with this key, from the client's address."""
+        if self.subject is None:
+            return AuditActor("key", self.id, self.name, address)
+        return AuditActor("person", self.id, f"{self.name} ({self.subject})"[:MAX_ACTOR], address)
 
 
 class KeyChange(KeyLimits):
@@ -76,6 +88,23 @@ class KeyChange(KeyLimits):
     name: KeyName | None = Field(None, description="Name of the person or program that uses the key.")
     role: Role | None = Field(None, description="Role of the key in its tenant.")
     expires_at: AwareDatetime | None = Field(None, description="Time from which the key is refused; null: never.")
+
+
+class Person(NamedTuple):
+    """A person as the identity provider and the rules of this installation know them.
+
+    Attributes:
+        issuer: the provider.
+        subject: the provider's name of the person, which never changes.
+        name: e-mail address or name, for people to read.
+        tenant: tenant in which the person has a role.
+    """
+
+    issuer: str
+    subject: str
+    name: KeyName
+    tenant: TenantName
+    role: Role
 
 
 class AcceptedSecret(NamedTuple):
@@ -177,13 +206,15 @@ class Keys:
             tenant: the tenant that the key must belong to; None: any.
 
         Raises:
-            NotFound: ``KEY_NOT_FOUND``. Conflict: ``KEY_REVOKED``, ``KEY_NAME_TAKEN``. InvalidRequest:
-                ``KEY_EXPIRY_INVALID``.
+            NotFound: ``KEY_NOT_FOUND``. Conflict: ``KEY_REVOKED``, ``KEY_NAME_TAKEN``, ``KEY_OF_PERSON``.
+            InvalidRequest: ``KEY_EXPIRY_INVALID``.
         """
         fields = change.model_dump(exclude_unset=True)
         fields = {field: value for field, value in fields.items() if value is not None or field not in ("name", "role")}
         with self._db.write() as session:
             row = _unrevoked_row(session, key_id, tenant)
+            if fields.keys() & {"name", "role"}:
+                _refuse_person(row)
             if fields.get("expires_at"):
                 fields["expires_at"] = _checked_expiry(fields["expires_at"], self._db.now(session))
             fields = {field: value for field, value in fields.items() if value != getattr(row, field)}
@@ -212,11 +243,12 @@ class Keys:
             the key's record, and the new secret, which can never be shown again.
 
         Raises:
-            NotFound: ``KEY_NOT_FOUND``. Conflict: ``KEY_REVOKED``.
+            NotFound: ``KEY_NOT_FOUND``. Conflict: ``KEY_REVOKED``, ``KEY_OF_PERSON``.
         """
         secret = KEY_PREFIX + secrets.token_urlsafe(32)
         with self._db.write() as session:
             row = _unrevoked_row(session, key_id, tenant)
+            _refuse_person(row)
             row.previous_secret_sha256 = row.secret_sha256 if overlap_seconds else None
             until = self._db.now(session) + timedelta(seconds=overlap_seconds)
             row.previous_secret_until = until if overlap_seconds else None
@@ -354,6 +386,61 @@ def add_attempt_key(session: Session, job: JobRow, role: Role) -> tuple[Key, str
     return Key.model_validate(row), secret
 
 
+def add_person_key(session: Session, person: Person) -> Key:
+    """Return a person's key in their tenant, added or with the present name and role, in the caller's transaction.
+
+    Their keys in other tenants are revoked: the provider's groups no longer lead there. A revoked key is followed by a new one.
+    """
+    # Rows before the count, as everywhere; and the count before the look-up, so that two first sign-ins at once make one key.
+    session.scalars(_person_keys(person.issuer, person.subject).with_for_update()).all()
+    bump(session, "keys")
+    revoke_person_keys(session, person.issuer, person.subject, kept_tenant=person.tenant)
+    row = session.scalar(_person_keys(person.issuer, person.subject).where(KeyRow.tenant == person.tenant))
+    name = _free_person_name(session, person, row.id if row else "")
+    if row is None:
+        row = KeyRow(
+            id=new_id("key"),
+            name=name,
+            tenant=person.tenant,
+            role=str(person.role),
+            secret_sha256=_hash(secrets.token_urlsafe(32)),  # the secret is stored nowhere
+            created_at=whole_milliseconds(datetime.now(UTC)),
+            subject=person.subject,
+            person_sha256=_person_hash(person.issuer, person.subject),
+        )
+        session.add(row)
+    row.name, row.role = name, str(person.role)
+    return Key.model_validate(row)
+
+
+def revoke_person_keys(session: Session, issuer: str, subject: str, *, kept_tenant: str | None = None) -> None:
+    """Revoke a person's keys, in all tenants but one, in the caller's transaction."""
+    query = _person_keys(issuer, subject).with_for_update()
+    for row in session.scalars(query if kept_tenant is None else query.where(KeyRow.tenant != kept_tenant)):
+        row.revoked_at = whole_milliseconds(datetime.now(UTC))
+
+
+def _person_keys(issuer: str, subject: str) -> Select[KeyRow]:
+    return select(KeyRow).where(KeyRow.person_sha256 == _person_hash(issuer, subject), KeyRow.revoked_at.is_(None))
+
+
+def _person_hash(issuer: str, subject: str) -> str:
+    return _hash(f"{issuer}\n{subject}")  # no issuer has a line break
+
+
+def _free_person_name(session: Session, person: Person, own_id: str) -> str:
+    """Return a person's name; if another key of the tenant has it, with digits of their own behind it."""
+    taken = select(KeyRow.id).where(
+        KeyRow.tenant == person.tenant,
+        KeyRow.name == person.name,
+        KeyRow.revoked_at.is_(None),
+        KeyRow.id != own_id,
+    )
+    if session.scalar(taken.limit(1)) is None:
+        return person.name
+    return f"{person.name[:53]} {_person_hash(person.issuer, person.subject)[:10]}"
+
+
 def _check_name(param: str, value: str, pattern: str, rule: str) -> None:
     if not re.fullmatch(pattern, value):
         raise InvalidRequest(Code.NAME_INVALID, f"The {param} is {value!r}; it must be {rule}.", param=param)
@@ -397,6 +484,19 @@ def _unrevoked_row(session: Session, key_id: str, tenant: str | None) -> KeyRow:
             param="key_id",
         )
     return row
+
+
+def _refuse_person(row: KeyRow) -> None:
+    """Raises:
+    Conflict: ``KEY_OF_PERSON``.
+    """
+    if row.subject is not None:
+        raise Conflict(
+            Code.KEY_OF_PERSON,
+            f"{row.name!r} is a person who signs in through the identity provider, which decides name and role, and has no secret.",
+            remedy="Change their groups there, or the rules in MENS_OIDC_RULES. To end their sign-ins now: `mens keys revoke`.",
+            param="key_id",
+        )
 
 
 def _row(session: Session, key_id: str, tenant: str | None, *, lock: bool = False) -> KeyRow:

@@ -1,7 +1,8 @@
 """Sign-ins to the console: each is one more secret of a key, short-lived and in two halves, neither of which is worth anything alone.
 
 One half is a cookie that scripts cannot read, the other a token in the page's storage, which the server has never seen before
-the first request. The table has the hashes of both. Role, limits, usage and revocation are those of the key.
+the first request. The table has the hashes of both. Role, limits, usage and revocation are those of the key. A person who signs
+in through the identity provider has a key too, without a secret.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ from typing import NamedTuple
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from shared.database.audit.actors import AuditActor, acting
+from shared.database.audit.actors import AuditActor, act_as, acting
 from shared.database.change_counter import bump
 from shared.database.connection import Database, whole_milliseconds
-from shared.database.keys import AcceptedSecret, Key, accepted
+from shared.database.keys import MAX_ACTOR, AcceptedSecret, Key, Person, accepted, add_person_key, revoke_person_keys
 from shared.database.records import Value, new_id
-from shared.database.tables.keys import KeyRow, SignInCodeRow, SignInRow
+from shared.database.tables.keys import KeyRow, PendingSignInRow, SignInCodeRow, SignInRow
 from shared.errors import Code, NotFound, Unauthenticated
 
 SIGN_IN_ID = "signin"
 """Prefix of the ids of sign-ins."""
 LONGEST_AGE = timedelta(hours=24)
 LONGEST_IDLE = timedelta(hours=8)
+PERSON_AGE = timedelta(hours=12)
+"""Longest age of a sign-in through the identity provider, so that its groups are read again."""
+PENDING_LIFE = timedelta(minutes=10)
 CODE_LIFE = timedelta(seconds=60)
 MOST_OF_A_KEY = 20
 """Sign-ins of one key at once; the one that was not used for longest ends for a further one."""
@@ -50,6 +54,22 @@ class SignIn(Value):
     created_at: datetime
     last_used_at: datetime
     expires_at: datetime
+
+
+class PendingSignIn(NamedTuple):
+    """A sign-in through the identity provider that has begun: what its answer has to fit.
+
+    Attributes:
+        challenge: SHA-256 of the page's token, in hex.
+        nonce: which the provider repeats in the signed answer.
+        code_verifier: secret of PKCE, whose hash the provider got.
+        redirect_uri: address to which the provider sends the browser back.
+    """
+
+    challenge: str
+    nonce: str
+    code_verifier: str
+    redirect_uri: str
 
 
 class SignIns:
@@ -89,13 +109,67 @@ class SignIns:
         """
         with self._db.read() as session:  # a guess must not wait for the lock of writers
             key = Key.model_validate(self._by_code(session, code)[1])
-        with acting(AuditActor("key", key.id, key.name, address)), self._db.write() as session:
+        with acting(key.actor(address)), self._db.write() as session:
             # The key's row is locked before those of its codes, as a rotation does it; so each code is used once.
             session.execute(select(KeyRow.id).where(KeyRow.id == key.id).with_for_update())
             row, key_row = self._by_code(session, code)
             session.delete(row)
             # A replaced secret may have made the code.
             return self._add(session, Key.model_validate(key_row), challenge, key_row.previous_secret_until)
+
+    def begin(self, pending: PendingSignIn) -> str:
+        """Keep a sign-in through the identity provider that begins; return the state that its answer has to repeat."""
+        state = secrets.token_urlsafe(32)
+        with self._db.write() as session:
+            now = self._db.now(session)
+            session.execute(delete(PendingSignInRow).where(PendingSignInRow.expires_at <= now))
+            row = PendingSignInRow(
+                state_sha256=_hash(state),
+                token_sha256=pending.challenge,
+                nonce=pending.nonce,
+                code_verifier=pending.code_verifier,
+                redirect_uri=pending.redirect_uri,
+                expires_at=now + PENDING_LIFE,
+            )
+            session.add(row)
+        return state
+
+    def take_pending(self, state: str, token: str) -> PendingSignIn:
+        """Return a sign-in that has begun, which is used up.
+
+        Args:
+            state: from :meth:`begin`, as the provider's answer repeats it.
+            token: of the page that has begun; no other browser has it.
+
+        Raises:
+            Unauthenticated: ``SIGN_IN_STATE_INVALID``: unknown, used, too old, or begun in another browser.
+        """
+        with self._db.read() as session:  # a guess must not wait for the lock of writers
+            self._pending(session, state, token)
+        with self._db.write() as session:
+            row = self._pending(session, state, token, lock=True)
+            session.delete(row)
+            return PendingSignIn(row.token_sha256, row.nonce, row.code_verifier, row.redirect_uri)
+
+    def create_for_person(self, person: Person, challenge: str, address: str) -> tuple[SignIn, str]:
+        """Sign a person in, whom the identity provider has vouched for; as :meth:`create`.
+
+        Args:
+            person: with their present name, tenant and role, which their key gets.
+            challenge: SHA-256 of the page's token, in hex.
+            address: the client's, for the audit log.
+        """
+        with acting(_person_actor(person.name, person.subject, address)), self._db.write() as session:
+            key = add_person_key(session, person)
+            act_as(key.actor(address))  # events are written at the end, and name the key too
+            return self._add(session, key, challenge, self._db.now(session) + PERSON_AGE)
+
+    def end_person(self, issuer: str, subject: str, name: str, address: str) -> None:
+        """End all sign-ins of a person who no longer has a role."""
+        with acting(_person_actor(name, subject, address)), self._db.write() as session:
+            revoke_person_keys(session, issuer, subject)
+            session.flush()
+            bump(session, "keys")
 
     def create_code(self, secret: str) -> tuple[str, datetime]:
         """Return a new code that signs in once with a secret's key, and when it ends.
@@ -214,6 +288,18 @@ class SignIns:
             raise sign_in_ended()
         return row, key_row, until
 
+    def _pending(self, session: Session, state: str, token: str, *, lock: bool = False) -> PendingSignInRow:
+        row = session.get(PendingSignInRow, _hash(state), with_for_update=lock)
+        is_of_page = row is not None and hmac.compare_digest(row.token_sha256, _hash(token))
+        if row is None or not is_of_page or self._db.now(session) >= row.expires_at:
+            raise Unauthenticated(
+                Code.SIGN_IN_STATE_INVALID,
+                "This answer of the identity provider fits no sign-in that began in this browser within ten minutes.",
+                remedy="Begin again: press the button of single sign-on.",
+                param="state",
+            )
+        return row
+
     def _by_code(self, session: Session, code: str) -> tuple[SignInCodeRow, KeyRow]:
         row = session.scalar(select(SignInCodeRow).where(SignInCodeRow.code_sha256 == _hash(code)))
         key_row = session.get(KeyRow, row.key_id) if row else None
@@ -245,6 +331,10 @@ def sign_in_not_found(sign_in_id: str) -> NotFound:
         remedy="List them: GET /v1/sign_ins.",
         param="sign_in_id",
     )
+
+
+def _person_actor(name: str, subject: str, address: str) -> AuditActor:
+    return AuditActor("person", "", f"{name} ({subject})"[:MAX_ACTOR], address)
 
 
 def _is_valid(row: KeyRow, now: datetime) -> bool:

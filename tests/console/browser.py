@@ -45,16 +45,18 @@ class Watch:
     """Faults of a page: things that it has done and must not do.
 
     Attributes:
-        origin: the only origin that it may ask.
+        origin: the only origin that it may ask, besides the friend.
         routes: methods and patterns of paths that the API describes.
         allowed: statuses of answers that the test provokes.
         is_offline: requests are meant to fail.
+        friend: origin to which people are sent and come back from.
     """
 
     origin: str
     routes: list[tuple[str, re.Pattern[str]]]
     allowed: frozenset[int] = frozenset()
     is_offline: bool = False
+    friend: str = ""
     faults: list[str] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
 
@@ -66,7 +68,7 @@ class Watch:
         page.on("response", self._on_response)
 
     def _on_console(self, message: ConsoleMessage) -> None:
-        if message.type not in {"error", "warning"}:
+        if message.type not in {"error", "warning"} or self._is_friends(message.page.url if message.page else ""):
             return
         failed = LOAD_FAILED.match(message.text)
         if failed and (int(failed[1]) in self.allowed if failed[1] else self.is_offline):
@@ -76,10 +78,16 @@ class Watch:
     def _on_request(self, request: Request) -> None:
         self.requests.append(request)
         url = urlsplit(request.url)
+        is_visit = request.is_navigation_request()
+        if self._is_friends(request.url if is_visit else request.frame.url):
+            return  # what the friend's pages ask is theirs
         if f"{url.scheme}://{url.netloc}" != self.origin:
             self.faults.append(f"foreign origin: {request.url}")
         elif not any(method == request.method and path.fullmatch(url.path) for method, path in self.routes):
             self.faults.append(f"not in OpenAPI: {request.method} {url.path}")
+
+    def _is_friends(self, url: str) -> bool:
+        return bool(self.friend) and url.startswith(f"{self.friend}/")
 
     def _on_response(self, response: Response) -> None:
         if response.status >= 500:
@@ -113,6 +121,7 @@ class Visitor:
         scheme: Any = "light",
         allowed: frozenset[int] = frozenset(),
         hash_: str = "",
+        friend: str = "",
     ) -> Iterator[tuple[Page, Watch]]:
         """A page of a new person; at the end nothing may have happened that must not happen.
 
@@ -122,6 +131,7 @@ class Visitor:
             scheme: colours that the system prefers.
             allowed: statuses of answers that the test provokes.
             hash_: the part of the address that names the screen.
+            friend: origin to which people are sent and come back from.
         """
         context = self.browser.new_context(
             storage_state=state,
@@ -132,7 +142,7 @@ class Visitor:
         )
         context.set_default_timeout(15_000)
         context.add_init_script(TELL_VIOLATIONS)
-        watch = Watch(self.url, self.routes, allowed)
+        watch = Watch(self.url, self.routes, allowed, friend=friend)
         try:
             page = context.new_page()
             watch.follow(page)

@@ -19,6 +19,7 @@ from tests.support.debian_package import unpack_debian_package
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 NODE = ROOT / "tests" / "node"
 CONSOLE = ROOT / "tests" / "console" / "node"
+IDENTITY_PROVIDER = ROOT / "tests" / "console" / "provider"
 CUSTOM_RESOURCES = ROOT / "tests" / "deploy" / "node"
 OLLAMA = "ollama==0.6.3 --hash=sha256:6a20bc42c1a5f889295d7ec490d35e5132fc31f339561530f43a8abd4dbfe508"
 ORAS = "oras==0.2.43 --hash=sha256:bf295b1cfb5017f579c35c3394c7a71707f6aff463cb6699d5d191a6d8b56ea6"
@@ -97,6 +98,11 @@ def node_client() -> Path:
 def axe() -> Path:
     """axe-core, which finds what people with a screen reader, or without a mouse, could not use."""
     return _node_programs(CONSOLE, "axe") / "node_modules" / "axe-core" / "axe.min.js"
+
+
+def identity_provider() -> Path:
+    """The program of an identity provider that the OpenID Foundation has certified."""
+    return _node_programs(IDENTITY_PROVIDER, "identity-provider") / "provider.mjs"
 
 
 def custom_resource_schemas() -> Path:

@@ -10,6 +10,19 @@ export const address = computed(() => {
   return { parts: path.split("/").filter(Boolean).map(decoded), query: new URLSearchParams(query) };
 });
 
+/** Where the identity provider sends the browser back. */
+const CALLBACK = "/console/callback";
+
+/** The identity provider's answer, which is removed from the address at once. */
+export const providerAnswer = signal(/** @type {Record<string, string> | null} */ (null));
+if (location.pathname === CALLBACK) {
+  const told = new URLSearchParams(location.search);
+  const names = ["state", "code", "iss", "error"].filter((name) => told.get(name));
+  if (told.get("state")) providerAnswer.value = Object.fromEntries(names.map((name) => [name, told.get(name) || ""]));
+  history.replaceState(null, "", "/#/jobs");
+  hash.value = location.hash;
+}
+
 /** @param {string} part */
 function decoded(part) {
   try {

@@ -7,6 +7,8 @@
 import { signal } from "../vendor/signals.js";
 
 const HALF = "mens.sign_in";
+/** Of a sign-in that has gone to the identity provider: the page's half, and the address that was wanted. */
+const PENDING = "mens.pending_sign_in";
 
 /** Who is signed in, as `GET /v1/me` answers; undefined before it has, null: nobody. */
 export const caller = signal(/** @type {any} */ (undefined));
@@ -112,9 +114,7 @@ export async function findCaller() {
  * @param {{key?: string, code?: string}} secret
  */
 export async function signIn({ key, code }) {
-  const half = hex(crypto.getRandomValues(new Uint8Array(32)));
-  const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(half));
-  const challenge = hex(new Uint8Array(digest));
+  const { half, challenge } = await newHalf();
   await call("/v1/sign_ins", {
     method: "POST",
     isNobodys: true,
@@ -125,15 +125,45 @@ export async function signIn({ key, code }) {
   await findCaller();
 }
 
-/** End the sign-in, here and on the server. */
+/** Go to the identity provider. What is needed after the way back stays in this tab. */
+export async function goToProvider() {
+  const { half, challenge } = await newHalf();
+  const { authorization_url: url } = await call("/v1/sign_in/oidc", { method: "POST", isNobodys: true, json: { challenge } });
+  sessionStorage.setItem(PENDING, JSON.stringify({ half, next: location.hash }));
+  location.assign(url);
+}
+
+/**
+ * Hand the identity provider's answer in; then the address that was wanted.
+ * @param {Record<string, string>} answer
+ */
+export async function returnFromProvider(answer) {
+  const { half = "none", next = "" } = JSON.parse(sessionStorage.getItem(PENDING) || "{}");
+  sessionStorage.removeItem(PENDING);
+  if (next.startsWith("#/")) location.replace(next); // a part of this page, whatever it is
+  await call("/v1/sign_in/oidc/callback", { method: "POST", isNobodys: true, json: answer, headers: { "X-Mens-Sign-In": half } });
+  localStorage.setItem(HALF, half);
+  await findCaller();
+}
+
+/** End the sign-in, here and on the server, and at the identity provider if it came from there. */
 export async function signOut() {
+  let ended = null;
   try {
-    await call("/v1/sign_ins/current", { method: "DELETE" });
+    ended = await call("/v1/sign_ins/current", { method: "DELETE" });
   } catch (error) {
     if (!(error instanceof ApiError) || error.status !== 401) throw error;
   }
   localStorage.removeItem(HALF);
   caller.value = null;
+  if (ended?.end_session_url) location.assign(ended.end_session_url);
+}
+
+/** A new page's half of a sign-in, and its digest, which the server gets. */
+async function newHalf() {
+  const half = hex(crypto.getRandomValues(new Uint8Array(32)));
+  const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(half));
+  return { half, challenge: hex(new Uint8Array(digest)) };
 }
 
 /** Another tab has signed in or out. */

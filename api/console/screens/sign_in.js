@@ -1,7 +1,7 @@
-/** Signing in: by a key, or by the one-time code of a link. The address that was wanted is kept. */
+/** Signing in: by a key, by the one-time code of a link, or through the identity provider. The address that was wanted is kept. */
 import { useEffect, useState } from "../vendor/preact-hooks.js";
-import { oneTimeCode } from "../lib/address.js";
-import { ApiError, call, caller, signIn } from "../lib/client.js";
+import { oneTimeCode, providerAnswer } from "../lib/address.js";
+import { ApiError, call, caller, goToProvider, returnFromProvider, signIn } from "../lib/client.js";
 import { plain } from "../lib/format.js";
 import { html } from "../parts/html.js";
 
@@ -14,23 +14,28 @@ export function SignIn() {
   useEffect(() => {
     document.title = "Sign in · Mens";
     call("/v1/sign_in").then(setWays, setError);
+    const answer = providerAnswer.value;
+    providerAnswer.value = null; // it counts once
+    if (answer) void attempt(() => returnFromProvider(answer));
   }, []);
 
   const refused = ways?.refused;
-  /** @param {{key?: string, code?: string}} secret */
-  const send = async (secret) => {
+  /** @param {() => Promise<void>} act */
+  const attempt = async (act) => {
     setBusy(true);
     setError(null);
     try {
-      await signIn(secret);
+      await act();
       oneTimeCode.value = "";
     } catch (refusal) {
       if (!(refusal instanceof ApiError)) throw refusal;
-      if (secret.code) oneTimeCode.value = ""; // it counts once
+      if (code) oneTimeCode.value = ""; // it counts once
       setError(refusal);
     }
     setBusy(false);
   };
+  /** @param {{key?: string, code?: string}} secret */
+  const send = (secret) => attempt(() => signIn(secret));
   /** @param {Event} event */
   const submit = (event) => {
     event.preventDefault();
@@ -49,7 +54,8 @@ export function SignIn() {
           <input id="key" type="password" autocomplete="off" spellcheck=${false} placeholder="mens-…" required value=${key}
             onInput=${(/** @type {any} */ event) => setKey(event.target.value)} />
           <button class="primary" type="submit" disabled=${isBusy || !key.trim() || !!refused}>${isBusy ? "Signing in…" : "Sign in"}</button>
-        </form>`}
+        </form>
+        ${ways?.ways.includes("oidc") && html`<button type="button" disabled=${isBusy} onClick=${() => void attempt(goToProvider)}>Single sign-on</button>`}`}
       ${refused && html`<div class="failure" role="alert"><p><code>${plain(refused.code)}</code> ${plain(refused.message, 1000)}</p><p>${plain(refused.remedy, 1000)}</p></div>`}
       ${error && html`<div class="failure" role="alert"><p><code>${plain(error.code)}</code> ${plain(error.message, 1000)}</p>${error.remedy && html`<p>${plain(error.remedy, 1000)}</p>`}</div>`}
       <p class="faint">Without a key at hand: <code>mens open</code> opens this page signed in. The page exchanges the key for a sign-in of at most 24 hours and keeps no key.</p>

@@ -59,19 +59,20 @@ class FailedAuthentications:
             TooMany: ``AUTHENTICATION_THROTTLED``, in place of ``Unauthenticated``: the address has used up its
                 failures.
         """
-        network = _network(address)
-        allowance = self._allowances.setdefault(network, _Allowance(self._per_minute, self._clock()))
-        self._allowances.move_to_end(network)
-        if len(self._allowances) > MAX_ADDRESSES:
-            self._allowances.popitem(last=False)
-        async with allowance.turns:
+        async with self._allowance(address).turns:
             try:
                 yield
             except Unauthenticated:
-                self._count(allowance)
+                self.count(address)
                 raise
 
-    def _count(self, allowance: _Allowance) -> None:
+    def count(self, address: str) -> None:
+        """Count a failure of an address, or a request without a key that costs as much.
+
+        Raises:
+            TooMany: ``AUTHENTICATION_THROTTLED``: the address has used up its failures.
+        """
+        allowance = self._allowance(address)
         now = self._clock()
         regained = (now - allowance.at) * self._per_minute / 60
         allowance.left, allowance.at = min(allowance.left + regained, self._per_minute), now
@@ -84,6 +85,14 @@ class FailedAuthentications:
                 details={"retry_after_seconds": wait},
             )
         allowance.left -= 1
+
+    def _allowance(self, address: str) -> _Allowance:
+        network = _network(address)
+        allowance = self._allowances.setdefault(network, _Allowance(self._per_minute, self._clock()))
+        self._allowances.move_to_end(network)
+        if len(self._allowances) > MAX_ADDRESSES:
+            self._allowances.popitem(last=False)
+        return allowance
 
 
 def _network(address: str) -> str:

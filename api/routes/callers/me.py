@@ -27,7 +27,7 @@ class CallerNow(BaseModel):
     """The caller of this request, and the release that answers."""
 
     object: Literal["caller"] = "caller"
-    name: str = Field(description="Name of the key.")
+    name: str = Field(description="Name of the key, or of the person.")
     kind: Literal["key", "person"]
     tenant: str = Field(description="Tenant that the request acts for.")
     role: Role = Field(description="Role in that tenant.")
@@ -46,7 +46,7 @@ def me(request: Request, services: ServicesDep, caller: CallerDep) -> CallerNow:
         ends.append(services.sign_ins.get(authenticated.secret).expires_at)
     return CallerNow(
         name=key.name,
-        kind="key",
+        kind="key" if key.subject is None else "person",
         tenant=caller.tenant,
         role=caller.role,
         is_operator=caller.is_operator,

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.inference.lookup_cache import AUTHENTICATED, Authenticated
 from api.services import Services, ServicesDep
 from api.sign_in.cookies import clear_cookie, set_cookie
-from api.sign_in.transport import check_same_origin, check_transport
+from api.sign_in.transport import check_same_origin, check_transport, page_origin
 from api.web.auth import BEARER, CallerDep, TenantHeader, check_role, require_caller
 from api.web.params import Id, WholeList
 from api.web.request_guard import address_of
@@ -26,6 +26,7 @@ from shared.database.tenancy import Role
 from shared.errors import Code, InvalidRequest, MensError, Unauthenticated
 
 CURRENT = "current"
+CHALLENGE_PATTERN = r"^[0-9a-f]{64}$"
 keyless_router = APIRouter(prefix="/v1", tags=["sign-in"])
 """Routes that answer without a key; the request guard limits their bodies."""
 router = APIRouter(prefix="/v1", tags=["sign-in"])
@@ -44,7 +45,9 @@ class SignInWays(BaseModel):
     """The ways to sign in."""
 
     object: Literal["sign_in.ways"] = "sign_in.ways"
-    ways: list[Literal["key", "code"]] = Field(description="Of POST /v1/sign_ins.")
+    ways: list[Literal["key", "code", "oidc"]] = Field(
+        description="`key` and `code` of POST /v1/sign_ins; `oidc`, where an identity provider is configured, of POST /v1/sign_in/oidc."
+    )
     refused: SignInRefusal | None = Field(
         description="Reason why this address takes no sign-ins, such as plain HTTP; null: it takes them."
     )
@@ -55,7 +58,7 @@ class NewSignIn(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     challenge: str = Field(
-        pattern=r"^[0-9a-f]{64}$",
+        pattern=CHALLENGE_PATTERN,
         description="SHA-256, in hex, of the characters that the page will send as X-Mens-Sign-In: at least 256 random bits.",
     )
     code: str | None = Field(
@@ -75,6 +78,15 @@ class SignInNow(SignIn):
         return cls(**sign_in.model_dump(), is_current=is_current)
 
 
+class EndedSignIn(SignInNow):
+    """A sign-in that was ended."""
+
+    end_session_url: str | None = Field(
+        None,
+        description="Address at which the identity provider ends its own session, after a sign-in through it; null: it has no such address.",
+    )
+
+
 class SignInCode(BaseModel):
     """A code that signs in once. ``code`` is shown only here."""
 
@@ -91,7 +103,8 @@ async def ways_to_sign_in(request: Request, services: ServicesDep) -> SignInWays
     except MensError as error:
         refused = SignInRefusal(code=str(error.code), message=error.message, remedy=error.remedy)
         return SignInWays(ways=[], refused=refused)
-    return SignInWays(ways=["key", "code"], refused=None)
+    ways: list[Literal["key", "code", "oidc"]] = ["key", "code"]
+    return SignInWays(ways=[*ways, "oidc"] if services.identity_provider else ways, refused=None)
 
 
 @keyless_router.post("/sign_ins", status_code=status.HTTP_201_CREATED)
@@ -152,7 +165,7 @@ def list_sign_ins(request: Request, services: ServicesDep, caller: CallerDep) ->
 @router.delete("/sign_ins/{sign_in_id}")
 def end_sign_in(
     sign_in_id: Id, request: Request, response: Response, services: ServicesDep, caller: CallerDep
-) -> SignInNow:
+) -> EndedSignIn:
     """End a sign-in; `current` is the one that this request was made with. Every API process refuses it within a quarter of a second.
 
     An admin may end those of all keys of the tenant, others those of their own key.
@@ -167,9 +180,13 @@ def end_sign_in(
     else:
         check_role(caller, Role.ADMIN)
     ended = services.sign_ins.end(ended_id, tenant)
+    end_session_url = None
     if ended_id == current:
         clear_cookie(services.settings, response)
-    return SignInNow.of(ended, is_current=ended_id == current)
+        if caller.key.subject is not None and services.identity_provider:
+            return_to = page_origin(services.settings.public_url, request.headers) + "/"
+            end_session_url = services.identity_provider.end_session_url(return_to)
+    return EndedSignIn(**ended.model_dump(), is_current=ended_id == current, end_session_url=end_session_url)
 
 
 def _current(services: Services, request: Request) -> str | None:

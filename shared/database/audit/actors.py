@@ -1,4 +1,4 @@
-"""Actors of changes: a request's key, an attempt's job, a command on the database's machine, or a process itself."""
+"""Actors of changes: a request's key or person, an attempt's job, a command on the database's machine, or a process itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from shared.observability.log_context import current_ids
 
-ActorKind = Literal["key", "job", "command", "process"]
+ActorKind = Literal["key", "person", "job", "command", "process"]
 
 
 class AuditActor(NamedTuple):
@@ -20,7 +20,7 @@ class AuditActor(NamedTuple):
 
     Attributes:
         id: of the key or the job; empty for others.
-        name: the key's name, the job's id, a command's ``user@host``, a process's ``host:pid``.
+        name: the key's name, a person's name and subject, the job's id, a command's ``user@host``, a process's ``host:pid``.
         address: client address of a request; the proxy's, if one is in between.
     """
 

@@ -163,6 +163,7 @@ AUDITED: dict[type[Base], AuditedTable] = {
             "previous_secret_until",
             "secret_sha256",
             "job_id",
+            "subject",
         ),
         concealed=frozenset({"secret_sha256"}),
     ),

@@ -33,6 +33,9 @@ class KeyRow(Base):
     # Job of the attempt that a key was created for; the key is revoked when the attempt ends.
     job_id: Mapped[str | None] = mapped_column(String(40), index=True)
     attempt: Mapped[int | None] = mapped_column(Integer)
+    # Person who signs in through the identity provider: the provider's name of them, and the hash of it with the issuer.
+    subject: Mapped[str | None] = mapped_column(String(255))
+    person_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
 
 
 class UsageRow(Base):
@@ -84,4 +87,17 @@ class SignInCodeRow(Base):
     tenant: Mapped[str] = mapped_column(String(64))
     key_id: Mapped[str] = mapped_column(String(40))
     code_sha256: Mapped[str] = mapped_column(String(64), unique=True)
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class PendingSignInRow(Base):
+    """A sign-in through the identity provider that has begun: secrets that its answer has to fit."""
+
+    __tablename__ = "pending_sign_ins"
+
+    state_sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    token_sha256: Mapped[str] = mapped_column(String(64))
+    nonce: Mapped[str] = mapped_column(String(64))
+    code_verifier: Mapped[str] = mapped_column(String(128))
+    redirect_uri: Mapped[str] = mapped_column(String(512))
     expires_at: Mapped[datetime] = mapped_column(index=True)

@@ -11,8 +11,8 @@ from sqlalchemy import text
 
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
-from shared.database.keys import Key, KeyChange, Keys
-from shared.database.sign_ins import MOST_OF_A_KEY, SignIn, SignInHalves, SignIns
+from shared.database.keys import Key, KeyChange, Keys, Person
+from shared.database.sign_ins import MOST_OF_A_KEY, PENDING_LIFE, PendingSignIn, SignIn, SignInHalves, SignIns
 from shared.database.tenancy import Role
 from shared.errors import Code, MensError
 from tests.support.builders import at_once, snapshot
@@ -283,3 +283,53 @@ def test_times_are_in_utc(sign_ins: SignIns, key_secret: str) -> None:
     made, _ = signed_in(sign_ins, key_secret)
     assert made.created_at.tzinfo is UTC
     assert abs(made.created_at - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+# -- people --------------------------------------------------------------------------------------------------------------
+
+ALICE = Person("https://id.example", "00u1", "alice@acme.example", "acme", Role.TRAINER)
+PENDING = PendingSignIn(challenge_of(TOKEN), "nonce", "verifier", "https://mens.example/console/callback")
+
+
+def test_sign_in_that_many_finish_at_once_is_finished_once(sign_ins: SignIns) -> None:
+    state = sign_ins.begin(PENDING)
+    assert code(sign_ins.take_pending, state, "u" * 43) == Code.SIGN_IN_STATE_INVALID  # and stays as it is
+
+    def attempt(_: int) -> str:
+        try:
+            return sign_ins.take_pending(state, TOKEN).nonce
+        except MensError as error:
+            return error.code
+
+    assert sorted(at_once(4, attempt)) == [*[Code.SIGN_IN_STATE_INVALID] * 3, "nonce"]
+
+
+def test_sign_in_that_has_begun_waits_ten_minutes(sign_ins: SignIns, clock: Clock, database: Database) -> None:
+    late, early = sign_ins.begin(PENDING), sign_ins.begin(PENDING)
+    assert late not in repr(snapshot(database))
+    clock.advance(PENDING_LIFE.total_seconds() - 1)
+    assert sign_ins.take_pending(early, TOKEN) == PENDING
+    clock.advance(1)
+    assert code(sign_ins.take_pending, late, TOKEN) == Code.SIGN_IN_STATE_INVALID
+
+
+def test_person_who_signs_in_several_times_at_once_has_one_key(sign_ins: SignIns, keys: Keys) -> None:
+    made = at_once(4, lambda _: sign_ins.create_for_person(ALICE, PENDING.challenge, "10.0.0.1")[0])
+    (key,) = keys.all("acme")
+    assert {each.key_id for each in made} == {key.id}
+    assert (key.name, key.subject, key.role) == ("alice@acme.example", "00u1", Role.TRAINER)
+
+
+def test_person_is_issuer_and_subject(sign_ins: SignIns, keys: Keys) -> None:
+    people = [ALICE, ALICE._replace(issuer="https://other.example"), ALICE._replace(subject="00u2")]
+    made = [sign_ins.create_for_person(person, PENDING.challenge, "")[0] for person in people]
+    assert len({each.key_id for each in made}) == 3
+    assert len({key.name for key in keys.all("acme")}) == 3
+
+
+def test_revoked_person_gets_another_key_at_the_next_sign_in(sign_ins: SignIns, keys: Keys) -> None:
+    (first, cookie) = sign_ins.create_for_person(ALICE, PENDING.challenge, "")
+    keys.revoke(first.key_id)
+    assert code(sign_ins.accept, SignInHalves(cookie, TOKEN)) == Code.SIGN_IN_ENDED
+    second, _ = sign_ins.create_for_person(ALICE, PENDING.challenge, "")
+    assert second.key_id != first.key_id
