@@ -49,7 +49,7 @@ RUNS = {
     "bench.merge": ("C4", "mens|peft-f32|peft-bf16"),
     "bench.equal_runs": ("T1", "two-threads"),
     "bench.gateway": ("C7 C7-names", "direct|gateway|bare|names|foreign"),
-    "bench.poll": ("C5 C5-load", "unchanged|changed|constant|quiet|busy"),
+    "bench.poll": ("C5 C5-load-ms C5-load", "unchanged|changed|constant|quiet|busy"),
     "bench.evaluate": ("C9 C9-sandbox", "evaluation|bare client|sandbox,"),
     "bench.queue": ("C8 C8-poll", "bare|job|alone|queued"),
 }
