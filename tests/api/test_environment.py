@@ -27,6 +27,7 @@ settings = ApiSettings(home=sys.argv[1])
 migrate(settings.database_url)
 app = create_app(settings)
 import api.__main__
+assert not sys.modules.keys() & {{"authlib", "joserfc"}}, "single sign-on is imported where it is not configured"
 print(len(app.openapi()["paths"]), "paths")
 """
 

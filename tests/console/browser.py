@@ -79,7 +79,7 @@ class Watch:
         self.requests.append(request)
         url = urlsplit(request.url)
         is_visit = request.is_navigation_request()
-        if self._is_friends(request.url if is_visit else request.frame.url):
+        if self.friend and self._is_friends(request.url if is_visit else request.frame.url):
             return  # what the friend's pages ask is theirs
         if f"{url.scheme}://{url.netloc}" != self.origin:
             self.faults.append(f"foreign origin: {request.url}")
