@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -75,19 +74,3 @@ def parse_template_arguments(options: Sequence[str] | None) -> dict[str, Any] | 
 def existing_file(description: str) -> Any:
     """Return an option for a file, which must exist."""
     return typer.Option(exists=True, dir_okay=False, help=description)
-
-
-def refuse_recipe(file: Path | None) -> Path | None:
-    """Return a training file; refuse a recipe of a corpus with the command that makes the file.
-
-    Raises:
-        BadParameter: the file is YAML.
-    """
-    if file is None or file.suffix not in (".yaml", ".yml") or not file.is_file():
-        return file
-    text = file.read_text(errors="replace")
-    keys = {line.partition(":")[0] for line in text.splitlines()}
-    command = "corpus mix" if "sources" in keys else "generate-data" if "columns" in keys else "corpus build"
-    raise typer.BadParameter(
-        f"{file} is not a training file. If it is a recipe, make the file first, `mens {command} {file}`, then name the file that it writes."
-    )

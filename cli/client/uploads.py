@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import httpx
+import typer
 
-from cli.client.connection import connect, fail_with_response, note, send
+from cli.client.connection import connect, fail_with, fail_with_response, note, send
 from cli.client.remedies import with_file
 from shared.contract.choices import DataMode
 from shared.contract.contracts import FineTuneContract
 from shared.datasets.filters import RowFilter
 from shared.datasets.preferences.reader import reading_of
 from shared.datasets.reader import check_dataset, read_records
-from shared.errors import DatasetInvalid
+from shared.errors import DatasetInvalid, MensError
 
 REPLAY = "replay_file"
 
@@ -47,6 +48,40 @@ def check_files(contract: FineTuneContract, files: Mapping[str, Path], *, keep_a
         except DatasetInvalid as error:
             error.remedy = with_file(error.remedy, path)
             raise
+
+
+def refuse_retracted_rows(file: Path | None) -> Path | None:
+    """Return a file; end the command with ``CORPUS_ROWS_RETRACTED`` if it is a shard of a pull with retracted keys."""
+    if file is not None and file.name.startswith("part-"):
+        from corpus.sources import refuse_retracted  # numpy is slow to import
+
+        try:
+            refuse_retracted(file)
+        except MensError as error:
+            fail_with(error)
+    return file
+
+
+def refuse_other_file(file: Path | None) -> Path | None:
+    """Return a training file; refuse a recipe of a corpus with the command that makes the file, and rows of retracted keys.
+
+    Raises:
+        BadParameter: the file is YAML.
+    """
+    refuse_retracted_rows(file)
+    if file is None or file.suffix not in (".yaml", ".yml") or not file.is_file():
+        return file
+    text = file.read_text(errors="replace")
+    keys = {line.partition(":")[0] for line in text.splitlines()}
+    command = "corpus mix" if "sources" in keys else "generate-data" if "columns" in keys else "corpus build"
+    raise typer.BadParameter(
+        f"{file} is not a training file. If it is a recipe, make the file first, `mens {command} {file}`, then name the file that it writes."
+    )
+
+
+def training_file(description: str) -> Any:
+    """Return an option for a file with training rows, which must exist."""
+    return typer.Option(exists=True, dir_okay=False, callback=refuse_retracted_rows, help=description)
 
 
 class RequestUploads:

@@ -16,6 +16,7 @@ from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
 from cli.client.parents import find_or_read_manifest
 from cli.client.remedies import with_file
+from cli.client.uploads import refuse_other_file, training_file
 from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import Sections, lay_over, read_beside, read_sections
 from cli.options import (
@@ -25,7 +26,6 @@ from cli.options import (
     existing_file,
     method_sections,
     parse_template_arguments,
-    refuse_recipe,
 )
 from cli.output import counted, plain_console
 from cli.standalone.base_facts import measured_rate
@@ -53,7 +53,9 @@ def plan(
     context: typer.Context,
     file: Annotated[
         Path,
-        typer.Argument(exists=True, dir_okay=False, callback=refuse_recipe, help="JSONL file with the training rows."),
+        typer.Argument(
+            exists=True, dir_okay=False, callback=refuse_other_file, help="JSONL file with the training rows."
+        ),
     ],
     model: Annotated[
         str | None,
@@ -62,10 +64,10 @@ def plan(
             f"{DEFAULT_MODEL_ID}, else the only one of the catalogue."
         ),
     ] = None,
-    validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
+    validation: Annotated[Path | None, training_file("JSONL file to validate on.")] = None,
     replay: Annotated[
         Path | None,
-        existing_file("JSONL file mixed into each epoch, against forgetting."),
+        training_file("JSONL file mixed into each epoch, against forgetting."),
     ] = None,
     contract: Annotated[Path | None, existing_file("JSON file with contract sections.")] = None,
     lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines instead of failing.")] = False,

@@ -12,9 +12,9 @@ from typing import Any, BinaryIO, cast
 import msgspec
 
 from corpus.claims import claimed
+from corpus.measures.answer_code import checked_codes, codes_of
 from corpus.shards import PartialFile, read_lines, rows_with_sources, sources_path
 from corpus.verdicts import VerdictCode
-from shared.checkers.answers import FENCE
 from shared.checkers.anti_stub import measure_substance
 from shared.checkers.contained import ContainedCheckers
 from shared.checkers.languages import require_language
@@ -27,8 +27,6 @@ from shared.datasets.row_validation import BYTE_ORDER_MARK
 from shared.datasets.rows import Record
 
 VALIDATED_NAME, QUARANTINE_NAME = "validated.jsonl", "quarantine.jsonl"
-_UNREADABLE = frozenset(("syntax", "too_long", "too_complex", "time_limit"))
-"""Faults that are the answer's own. Names may be those of the prompt, because an answer is a part of a program."""
 
 
 class ValidationReport(msgspec.Struct):
@@ -65,7 +63,7 @@ def validate(path: Path, out: Path, languages: Sequence[str]) -> ValidationRepor
         bad = stack.enter_context(PartialFile(out / QUARANTINE_NAME))
         checkers = stack.enter_context(ContainedCheckers())
         quarantine = Quarantine(cast(BinaryIO, bad))
-        for number, line, origin, record in _records(path, quarantine, dropped):
+        for number, line, origin, record in valid_rows(path, quarantine, dropped):
             verdict, reason = _judge(record, languages, checkers, report)
             if verdict:
                 dropped[verdict] += 1
@@ -80,10 +78,10 @@ def validate(path: Path, out: Path, languages: Sequence[str]) -> ValidationRepor
     return report
 
 
-def _records(
-    path: Path, quarantine: Quarantine, dropped: Counter[str]
+def valid_rows(
+    path: Path, quarantine: Quarantine | None, dropped: Counter[str]
 ) -> Iterator[tuple[int, bytes, bytes | None, Record]]:
-    """Yield the valid rows; the others are counted and quarantined."""
+    """Yield number, line, provenance and record of each valid row; the others are counted and quarantined."""
     lines, first = read_lines([path]), 1
     if (method := method_of_file(path)) is not MethodType.SUPERVISED:
         yield from _preferences(method, lines, quarantine, dropped)
@@ -101,7 +99,10 @@ def _records(
 
 
 def _preferences(
-    method: MethodType, lines: Iterator[tuple[bytes, bytes | None]], quarantine: Quarantine, dropped: Counter[str]
+    method: MethodType,
+    lines: Iterator[tuple[bytes, bytes | None]],
+    quarantine: Quarantine | None,
+    dropped: Counter[str],
 ) -> Iterator[tuple[int, bytes, bytes | None, Record]]:
     """Yield the valid rows of a file of pairs, or of rated answers; the others are counted and quarantined."""
     found = DatasetReport()
@@ -121,17 +122,11 @@ def _judge(
     record: Record, languages: Sequence[str], checkers: ContainedCheckers, report: ValidationReport
 ) -> tuple[str, str]:
     """Return why a row's code is refused, and the checker's words; empty if it is not."""
-    for language, code, is_whole in _codes(record, languages):
+    for answer in checked_codes(record, languages, checkers):
         report.checked += 1
-        check = checkers.check(language, code)
-        faults = [fault for fault in check.diagnostics if fault.code in _UNREADABLE]
-        if faults and not is_whole:
-            # A part of a function, such as its body.
-            inside = "def _():\n" + "\n".join(f"    {line}" for line in code.split("\n"))
-            faults = faults if any(f.code in _UNREADABLE for f in checkers.check(language, inside).diagnostics) else []
-        if faults:
-            return str(VerdictCode.NOT_COMPILING), str(faults[0])
-        if measure_substance(code, check).markers:
+        if answer.faults:
+            return str(VerdictCode.NOT_COMPILING), str(answer.faults[0])
+        if measure_substance(answer.code, answer.check).markers:
             return str(VerdictCode.STUB), "it has a placeholder, such as TODO"
     return "", ""
 
@@ -144,7 +139,7 @@ def _with_difficulty(
         return line
     found = [
         unit.difficulty
-        for language, code, _ in _codes(record, languages)
+        for language, code, _ in codes_of(record, languages)
         for unit in checkers.units(language, code).units
     ]
     if not found:
@@ -152,26 +147,3 @@ def _with_difficulty(
     report.difficulties += 1
     keys: dict[str, Any] = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
     return msgspec.json.encode(keys | {"difficulty": max(found)}) + b"\n"
-
-
-def _codes(record: Record, languages: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield language and code of the last answer, and whether it is a fenced block: of each fence with a language, or of an answer that is only code."""
-    # Of a pair, the preferred answer: the rejected one may be as bad as it is.
-    answer = next((turn.content for turn in reversed(record.conversation()) if turn.role == "assistant"), None) or ""
-    fences = list(_fences(answer))
-    yield from ((language, code, True) for language, code in fences if language in languages)
-    if not fences and record.response_mode == "code_only" and len(languages) == 1:
-        yield languages[0], answer, False
-
-
-def _fences(answer: str) -> Iterator[tuple[str, str]]:
-    fence, language, code = "", "", list[str]()
-    for line in answer.split("\n"):
-        found = FENCE.match(line)
-        if fence and found and found[1].startswith(fence) and not found[2]:
-            yield language, "\n".join(code)
-            fence = ""
-        elif not fence and found:
-            fence, language, code = found[1], found[2].lower(), []
-        elif fence:
-            code.append(line)

@@ -35,6 +35,8 @@ _FORBIDDEN = frozenset({sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQ
 class JsonChecker:
     """Accepts one JSON value and nothing else; NaN and infinities are refused."""
 
+    kinds = ("object", "array", "string", "boolean", "number", "null")
+
     def check(self, text: str) -> Check:
         """See :class:`shared.checkers.checker.Checker`."""
         try:
@@ -62,6 +64,8 @@ def _kinds(value: Any) -> Iterator[str]:
 
 class SqlChecker:
     """Checks statements in SQLite's dialect. Tables that the code does not create itself are not looked up."""
+
+    kinds = CLAUSES
 
     def check(self, text: str) -> Check:
         """See :class:`shared.checkers.checker.Checker`."""

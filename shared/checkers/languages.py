@@ -58,6 +58,15 @@ def load_checker(language: str) -> Checker:
     return checker
 
 
+def construct_kinds(language: str) -> frozenset[str]:
+    """Return all kinds of construct that the checker of a language tells apart; empty if it does not list them.
+
+    Raises:
+        InvalidRequest: as :func:`require_language`.
+    """
+    return frozenset(getattr(load_checker(language), "kinds", ()))
+
+
 def _entry_point(language: str) -> EntryPoint | None:
     return _found_entry_point(language, tuple(sys.path)) if LANGUAGE.match(language) else None
 

@@ -57,8 +57,13 @@ _CONSTRUCTS_OF = {
 _TYPE_FAULT = re.compile(r"^[^:]*:(?P<line>\d+):(?P<column>\d+): error: (?P<message>.*)$", re.MULTILINE)
 
 
+KINDS = (*CONSTRUCTS, "decorator")
+
+
 class PythonChecker:
     """Checks Python of the running version."""
+
+    kinds = KINDS
 
     def check(self, text: str) -> Check:
         """See :class:`shared.checkers.checker.Checker`."""
@@ -85,6 +90,8 @@ class PythonChecker:
 
 class TypedPythonChecker:
     """Also checks types with mypy, in its lenient default mode and without reading other packages."""
+
+    kinds = KINDS
 
     def __init__(self) -> None:
         import mypy.api

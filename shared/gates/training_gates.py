@@ -69,11 +69,12 @@ def voice_fraction(file: Mapping[str, Any]) -> float | None:
         return None
     for labels in (file["lanes"], file["categories"]):
         if not NOT_SAID & labels.keys():
-            return float(sum(count for label, count in labels.items() if _is_spoken(label)) / rows)
+            return float(sum(count for label, count in labels.items() if is_spoken(label)) / rows)
     return None
 
 
-def _is_spoken(label: str) -> bool:
+def is_spoken(label: str) -> bool:
+    """Return whether a lane or a category is one of speech."""
     words = "".join(char if char.isalnum() else " " for char in label.lower()).split()
     return not set(SPOKEN).isdisjoint(words)
 

@@ -10,13 +10,15 @@ import typer
 
 from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
-from cli.options import refuse_recipe
+from cli.client.uploads import refuse_other_file
 from cli.output import counted, plain_console, print_table, printable
 from shared.errors import Code, InvalidRequest, MensError
 
 
 def stats(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, callback=refuse_recipe, help="A training file.")],
+    file: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, callback=refuse_other_file, help="A training file.")
+    ],
     min_diversity: Annotated[
         float, typer.Option(min=0, max=1, help="Exit code 1 if the share of rows that repeat no other row is lower.")
     ] = 0,

@@ -10,13 +10,15 @@ import typer
 
 from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
-from cli.options import refuse_recipe
+from cli.client.uploads import refuse_other_file
 from cli.output import counted, plain_console
 from shared.errors import MensError
 
 
 def validate(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, callback=refuse_recipe, help="A training file.")],
+    file: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, callback=refuse_other_file, help="A training file.")
+    ],
     language: Annotated[
         list[str] | None,
         typer.Option(help="Check answers in this language: python, sql, json, or an installed one. Can be repeated."),

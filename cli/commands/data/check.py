@@ -17,7 +17,8 @@ from rich.table import Table
 from cli.client.connection import fail, fail_with
 from cli.client.json_errors import note_json
 from cli.client.remedies import with_file
-from cli.options import TemplateArgument, existing_file, parse_template_arguments, refuse_recipe
+from cli.client.uploads import refuse_other_file, training_file
+from cli.options import TemplateArgument, parse_template_arguments
 from cli.output import counted, line_ranges, plain_console
 from shared.base_models.catalog import load_catalog
 from shared.contract.choices import DataMode, MethodType, ThoughtsRule
@@ -46,9 +47,11 @@ ROWS = {MethodType.DPO: "pairs of answers", MethodType.KTO: "rated answers"}
 def check(
     file: Annotated[
         Path,
-        typer.Argument(exists=True, dir_okay=False, callback=refuse_recipe, help="JSONL file with the training rows."),
+        typer.Argument(
+            exists=True, dir_okay=False, callback=refuse_other_file, help="JSONL file with the training rows."
+        ),
     ],
-    validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
+    validation: Annotated[Path | None, training_file("JSONL file to validate on.")] = None,
     lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines instead of failing.")] = False,
     quarantine: Annotated[
         Path | None,

@@ -13,6 +13,7 @@ from rich.progress import Progress, TextColumn
 
 from cli.client.connection import fail, fail_with
 from cli.client.json_errors import Json, print_json_error
+from cli.client.uploads import refuse_retracted_rows
 from cli.conversion.convert import Rules, check_output, convert_file, parse_columns
 from cli.conversion.dataset_info import read_dataset_info
 from cli.conversion.file_report import ConversionReport
@@ -47,6 +48,7 @@ def convert(
         Path,
         typer.Argument(
             exists=True,
+            callback=refuse_retracted_rows,
             metavar="INPUT",
             help="JSONL, JSON, CSV, TSV, Parquet or Arrow file, or a folder that `datasets` has saved.",
         ),

@@ -9,12 +9,7 @@ from corpus.measures.validation import QUARANTINE_NAME, VALIDATED_NAME, validate
 from corpus.provenance import read_provenance
 from corpus.shards import StageWriter, sources_path
 from shared.datasets.report import inspect_file
-
-GOOD = "Here:\n```python\ndef add(a, b):\n    if a:\n        return a + b\n    return b\n```\n"
-
-
-def row(answer: str, **labels: object) -> dict[str, object]:
-    return {"prompt": "Write it.", "response": answer, **labels}
+from tests.corpus.measures.answers import GOOD, row
 
 
 def test_rows_are_divided_with_their_reasons_and_their_provenance(tmp_path: Path) -> None:

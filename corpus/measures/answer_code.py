@@ -1,0 +1,73 @@
+"""Code in the last answer of a training row, and what the checker of its language says of it. Nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from shared.checkers.answers import FENCE
+from shared.checkers.checker import Check, Diagnostic
+from shared.checkers.contained import ContainedCheckers
+from shared.datasets.rows import Record
+
+_UNREADABLE = frozenset(("syntax", "too_long", "too_complex", "time_limit"))
+"""Faults that are the answer's own. Names may be those of the prompt, because an answer is a part of a program."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCode:
+    """Code of an answer with the result of its checker.
+
+    Attributes:
+        check: of the code; if it can only be read as a part of a function, of that function.
+        faults: why it cannot be read; none if it can.
+    """
+
+    language: str
+    code: str
+    check: Check
+    faults: tuple[Diagnostic, ...] = ()
+
+
+def checked_codes(record: Record, languages: Sequence[str], checkers: ContainedCheckers) -> Iterator[CheckedCode]:
+    """Check the code of a row's last answer: one by one, so that a caller may end at the first fault.
+
+    Raises:
+        Unavailable: ``CHECKER_FAILED``.
+    """
+    for language, code, is_whole in codes_of(record, languages):
+        check = checkers.check(language, code)
+        faults = _unreadable(check)
+        if faults and not is_whole:
+            # A part of a function, such as its body.
+            inside = checkers.check(language, "def _():\n" + "\n".join(f"    {line}" for line in code.split("\n")))
+            if not _unreadable(inside):
+                check, faults = inside, ()
+        yield CheckedCode(language, code, check, faults)
+
+
+def codes_of(record: Record, languages: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
+    """Yield language and code of the last answer, and whether it is a fenced block: of each fence with a language, or of an answer that is only code."""
+    # Of a pair, the preferred answer: the rejected one may be as bad as it is.
+    answer = next((turn.content for turn in reversed(record.conversation()) if turn.role == "assistant"), None) or ""
+    fences = list(_fences(answer))
+    yield from ((language, code, True) for language, code in fences if language in languages)
+    if not fences and record.response_mode == "code_only" and len(languages) == 1:
+        yield languages[0], answer, False
+
+
+def _unreadable(check: Check) -> tuple[Diagnostic, ...]:
+    return tuple(fault for fault in check.diagnostics if fault.code in _UNREADABLE)
+
+
+def _fences(answer: str) -> Iterator[tuple[str, str]]:
+    fence, language, code = "", "", list[str]()
+    for line in answer.split("\n"):
+        found = FENCE.match(line)
+        if fence and found and found[1].startswith(fence) and not found[2]:
+            yield language, "\n".join(code)
+            fence = ""
+        elif not fence and found:
+            fence, language, code = found[1], found[2].lower(), []
+        elif fence:
+            code.append(line)
