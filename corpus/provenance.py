@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,25 @@ def read_provenance(path: Path) -> Iterator[Provenance]:
     """Yield the lines of a file of provenance."""
     with path.open("rb") as file:
         yield from map(_decode, file)
+
+
+def stated_terms(rows: Path) -> list[str]:
+    """Return the models of other servers that wrote rows of a file, each with what was stated about its terms; none without provenance."""
+    path = rows.with_name(rows.name.removesuffix(".jsonl") + SOURCES_SUFFIX)
+    if not path.is_file():
+        return []
+    found = set()
+    with path.open("rb") as file:
+        for line in file:
+            if b'"terms"' not in line:
+                continue
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):  # a file of another program
+                found |= {
+                    f"{note.get('model')} ({note.get('endpoint')}): {note['terms']}"
+                    for note in (_decode(line).generator or {}).values()
+                    if isinstance(note, dict) and note.get("terms")
+                }
+    return sorted(found)
 
 
 def parse_provenance(line: bytes) -> Provenance:

@@ -89,6 +89,8 @@ def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
     for name, default in (("template_arguments", {}), ("thoughts", ThoughtsRule.LEARN)):
         if fields["data"][name] == default:
             del fields["data"][name]
+    if contract.provenance.answer_models is None:
+        del fields["provenance"]["answer_models"]
     if contract.method == MethodSection():
         del fields["method"]
     if contract.preference == PreferenceSection():

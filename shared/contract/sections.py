@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import AliasChoices, BeforeValidator, Field, StrictBool, StringConstraints, model_validator
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    StrictBool,
+    StringConstraints,
+    model_validator,
+)
 
 from shared.contract.choices import (
     BACKENDS,
@@ -60,6 +67,16 @@ class ProvenanceSection(ContractValue):
     upstream_model_id: str | None = None
     license_class: str | None = None
     attribution_required: StrictBool = False
+    answer_models: (
+        Annotated[
+            tuple[Annotated[str, StringConstraints(min_length=1, max_length=400)], ...],
+            Field(min_length=1, max_length=64),
+        ]
+        | None
+    ) = Field(
+        None,
+        description="Models of other servers whose answers are training rows, each with its server and what was stated about its terms.",
+    )
 
 
 class ContextFilter(ContractValue):

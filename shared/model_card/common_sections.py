@@ -44,6 +44,13 @@ def attribution(base: str, license_class: str | None) -> str:
     return f"\n> **Attribution required.** Anyone who publishes this adapter must name {inline(base)}{under}.\n"
 
 
+def answers_of_models(models: Iterable[str] | None) -> str:
+    """Return the note on models of other servers whose answers are training rows; empty without any."""
+    listed = "\n".join(f"> - {inline(model)}" for model in models or ())
+    note = "**Answers of models.** Some training rows are answers of models of other servers. Who made them has stated about their terms:"
+    return f"\n> {note}\n>\n{listed}\n" if listed else ""
+
+
 def limits(points: Iterable[str]) -> str:
     """Return the section on the limits, a bullet for each."""
     return "\n## Limits\n\n" + "\n".join(f"- {point}" for point in points) + "\n"

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from shared.artifacts.manifests import AdapterManifest, ParentRef
 from shared.contract.values import describe_arguments
 from shared.hashing import digest_json
-from shared.model_card.common_sections import attribution, front_matter, heading, limits
+from shared.model_card.common_sections import answers_of_models, attribution, front_matter, heading, limits
 from shared.model_card.evaluation_section import evaluation_section
 from shared.model_card.markdown import inline, started_from, table
 from shared.model_card.recipe import used_values
@@ -70,7 +70,7 @@ def write_readme(record: AdapterRecord) -> str:
     if start := started_from(record.ancestors):
         parts.append(start)
     if record.job:
-        parts += [_data(record.job["plan"]), _recipe(record.job, record.manifest)]
+        parts += [_data(record.job["plan"]), _answers(manifest), _recipe(record.job, record.manifest)]
     if evaluation := _evaluation(record.metrics):
         parts.append(evaluation_section(evaluation))
     parts += [_certificates(record.certificates), _lineage(record), _limits(record.manifest)]
@@ -107,6 +107,10 @@ def _data(plan: Mapping[str, Any]) -> str:
             rows += [(f"{kind}: rows", file["rows"]), (f"{kind}: SHA-256 of the file", file["sha256"])]
     rows.append(("rows held out to validate", plan.get("validation_rows", 0)))
     return "\n## Data\n\n" + table(rows)
+
+
+def _answers(manifest: AdapterManifest) -> str:
+    return answers_of_models(manifest.provenance.answer_models if manifest.provenance else None)
 
 
 def _recipe(job: Mapping[str, Any], manifest: AdapterManifest) -> str:

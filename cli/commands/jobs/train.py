@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from cli.client.connection import call, fail, find, find_all
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.parents import find_manifest
 from cli.client.start_command import note_base
-from cli.client.uploads import RequestUploads, check_files
+from cli.client.uploads import RequestUploads, check_files, refuse_other_file, training_file
 from cli.commands.aliases import describe_hiding
 from cli.commands.contract_flags import parse_flags
 from cli.commands.corpus.table_options import (
@@ -41,9 +42,9 @@ from cli.options import (
     existing_file,
     method_sections,
     parse_template_arguments,
-    refuse_recipe,
 )
 from cli.output import counted, plain_console
+from corpus.provenance import stated_terms
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.choices import BaseQuant, DataMode
 from shared.contract.flat_keys import parse_contract
@@ -61,7 +62,7 @@ def train(
     file: Annotated[
         Path | None,
         typer.Argument(
-            dir_okay=False, callback=refuse_recipe, help="JSONL file with the training rows. Or --from-table."
+            dir_okay=False, callback=refuse_other_file, help="JSONL file with the training rows. Or --from-table."
         ),
     ] = None,
     model: Annotated[
@@ -72,7 +73,7 @@ def train(
             help=f"Base model, by its name in the catalogue. Default: the contract file's, else {DEFAULT_MODEL_ID}, else the catalogue's only base, else the only served one.",
         ),
     ] = None,
-    validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
+    validation: Annotated[Path | None, training_file("JSONL file to validate on.")] = None,
     name: Annotated[str | None, typer.Option(help="First part of the adapter's id. Default: the alias.")] = None,
     alias: Annotated[
         str | None,
@@ -80,7 +81,7 @@ def train(
     ] = None,
     replay: Annotated[
         Path | None,
-        existing_file("JSONL file mixed into each epoch, against forgetting."),
+        training_file("JSONL file mixed into each epoch, against forgetting."),
     ] = None,
     lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines instead of failing.")] = False,
     template_argument: TemplateArgument = None,
@@ -164,6 +165,7 @@ def train(
             domain or beside.get("domain"),
         )
         lay_over(sections, parse_flags(context.args))
+        lay_over(sections, _terms_of(files))
         lay_over(sections, options)
         lay_over(sections, method_sections(method))
         lay_over(sections, {"data": {"template_arguments": parse_template_arguments(template_argument)}})
@@ -202,6 +204,12 @@ def train(
         watch_job(job["id"], as_json=as_json)
     elif as_json:
         console.print_json(data=job)
+
+
+def _terms_of(files: Mapping[str, Path]) -> dict[str, Any]:
+    """Return the part of a contract that names the models of other servers whose answers are trained on."""
+    models = {one for field, path in files.items() if field != "validation_file" for one in stated_terms(path)}
+    return {"provenance": {"answer_models": sorted(models)}} if models else {}
 
 
 def _training_file(context: typer.Context, file: Path | None, table: TableOptions, progress: Console) -> Path:

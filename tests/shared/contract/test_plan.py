@@ -35,7 +35,7 @@ from shared.hashing import digest_json
 from tests.support.builders import base_entry, contract, data_file
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-GOLDEN_DIGEST = "30933dc299ef002172e1e7496ee5f22cdc4ffd474d73012293a694df5c8d2a14"
+GOLDEN_DIGEST = "22ed1dfb6e34fe485616bb1d6fb2dd9c17f149a3272e83784cb41c8ff2ca015b"
 
 UNSUPPORTED: dict[str, Any] = {
     "adapter.targets": "lm_head_proxy",

@@ -28,7 +28,7 @@ GOLDEN_DIGEST = "2589dd070533a6f4d6483c28948847e0ea49242d6d30f795823b549f76b4478
 DEFAULTS: dict[str, Any] = {
     "model": {"hf_repo": "tiny", "weight_shards": None, "config_json": None, "tokenizer_json": None},
     "provenance": {
-        "base_family": None, "upstream_model_id": None, "license_class": None, "attribution_required": False,
+        "base_family": None, "upstream_model_id": None, "license_class": None, "attribution_required": False, "answer_models": None,
     },
     "data": {
         "train_file": "file-1", "validation_file": None, "tokenizer_mode": "hf", "min_rating": 3,
@@ -153,7 +153,7 @@ def another(info: FieldInfo, value: Any) -> Any:
         return (value or 0) + 1
     if "Mapping" in str(info.annotation):
         return {"another": True}
-    if "tuple[str" in str(info.annotation):
+    if "tuple[" in str(info.annotation):
         return ("another",)
     return f"{value}-another"
 

@@ -106,6 +106,14 @@ def test_the_contracts_licence_goes_before_the_catalogues(manifest: AdapterManif
     assert "license" not in front_matter(write_readme(record(manifest, license=None)))
 
 
+def test_models_that_wrote_rows_are_named_with_their_terms(manifest: AdapterManifest) -> None:
+    said = ProvenanceSection(answer_models=("large-2 (https://example.com/v1): permits_training",))
+    card = html(write_readme(record(manifest.model_copy(update={"provenance": said}))))
+    assert "<strong>Answers of models.</strong>" in card
+    assert "large-2 (https://example.com/v1): permits_training" in card
+    assert "Answers of models" not in write_readme(record(manifest))
+
+
 def test_people_read_what_it_was_made_from_and_how_it_did(manifest: AdapterManifest) -> None:
     shown = html(write_readme(record(manifest)))
     for cells in (

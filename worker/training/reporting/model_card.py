@@ -13,7 +13,7 @@ from shared.base_models.tensors import expected_tensors, parameter_count
 from shared.contract.choices import MethodType, ThoughtsRule
 from shared.contract.values import describe_arguments
 from shared.hashing import digest_json
-from shared.model_card.common_sections import attribution, front_matter, heading, limits
+from shared.model_card.common_sections import answers_of_models, attribution, front_matter, heading, limits
 from shared.model_card.evaluation_section import evaluation_section
 from shared.model_card.markdown import inline, started_from, table
 from shared.model_card.recipe import used_values
@@ -143,7 +143,7 @@ def _data(facts: FinishedRun) -> str:
             f"{plan.replay.file_id}, SHA-256 {plan.replay.sha256}; {plan.contract.data.replay_ratio:g} a row"
         )
         rows.append(("replayed in each epoch", share_of_replay))
-    return "\n## Data\n\n" + table(rows)
+    return "\n## Data\n\n" + table(rows) + answers_of_models(plan.contract.provenance.answer_models)
 
 
 def _validation_source(facts: FinishedRun) -> str:

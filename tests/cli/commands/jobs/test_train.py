@@ -52,6 +52,24 @@ def test_lenient_skips_bad_lines(installation: CliInstallation, rows: str) -> No
     assert "30 rows" in installation.mens(*train, "--lenient"), "10 of the 40 valid rows are held out"
 
 
+def test_terms_of_models_that_wrote_rows_are_in_the_contract(installation: CliInstallation, rows: str) -> None:
+    """They stand in the provenance of the rows, which stays on this machine; the adapter's manifest and card show them."""
+    train = ["train", rows, "--model", "tiny", "--no-watch"]
+    note = {"model": "large-2", "endpoint": "https://models.example.com/v1", "terms": "permits_training"}
+    ours = {"model": "helper@1", "endpoint": "installation"}
+    sources = Path(rows).with_suffix("").with_suffix(".sources.jsonl")
+    written = [{"a": note}, {"a": note, "b": ours}, {"b": ours}, None]
+    lines = ({"id": str(n), "source": "s", "locator": {}, "generator": one} for n, one in enumerate(written))
+    sources.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    installation.mens(*train)
+    sources.write_text('{"terms": "of another program"}\n')
+    installation.mens(*train)
+    newer, job = send("GET", "/v1/jobs").json()["data"]
+    said = ["large-2 (https://models.example.com/v1): permits_training"]
+    assert job["contract"]["provenance"]["answer_models"] == said
+    assert newer["contract"]["provenance"]["answer_models"] is None
+
+
 def test_rows_of_a_table_are_pulled_and_further_flags_stay_flags(
     installation: CliInstallation, rows: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,14 @@ def test_attribution_is_a_visible_notice(facts):
     assert "must name org/base under its licence (cc-by-4.0)." in quote
 
 
+def test_models_that_wrote_rows_are_named_with_their_terms(facts):
+    assert "Answers of models" not in model_card(facts, PACKAGES)
+    shown = html(
+        model_card(with_provenance(facts, answer_models=("large-2 (https://x.example): permits_training",)), PACKAGES)
+    )
+    assert "large-2 (https://x.example): permits_training" in shown.split("Answers of models.")[1]
+
+
 def test_interruptions_are_told_with_what_they_mean(facts):
     assert "The run was not interrupted." in model_card(facts, PACKAGES)
     for reasons, meaning in (([], "its bytes are those of"), (["threads"], "its state was whole")):
