@@ -152,7 +152,7 @@ def generate(folder: Path) -> int:
         url = os.environ["MENS_API_URL"]
         return ModelEndpoint(name, INSTALLATION, f"{url}/v1", name, os.environ["MENS_API_KEY"])
 
-    stage = Generation(folder / RECIPE_NAME, None, ModelAccess({}, installation, concurrency=AT_ONCE))
+    stage = Generation(folder / RECIPE_NAME, None, ModelAccess({}, installation, b"bench", concurrency=AT_ONCE))
     return stage.run(folder / "generated", key_of(stage)).rows
 
 

@@ -58,7 +58,7 @@ class Redactors:
         self.names = tuple(names)
         key = key or secrets.token_bytes(32)
         self._redactors = [(name, _load(name, key, folder)) for name in names]
-        self.digests = {name: digest_file(folder / name) for name in names if not NAME.match(name)}
+        self.digests = rules_digests(names, folder)
 
     def redact(self, texts: list[str]) -> RedactedTexts:
         """Return texts without personal data.
@@ -77,6 +77,15 @@ class Redactors:
         return RedactedTexts(texts, counts)
 
 
+def rules_digests(names: Sequence[str], folder: Path) -> dict[str, str]:
+    """Return SHA-256 of each file of rules among the names of redactors.
+
+    Raises:
+        InvalidRequest: ``CORPUS_REDACTOR_UNKNOWN``: a file is missing.
+    """
+    return {name: digest_file(_rules_file(folder / name)) for name in names if not NAME.match(name)}
+
+
 def installed_redactors() -> list[str]:
     """Names that `redact` of a source accepts, without files of rules."""
     return sorted({PATTERNS, *(point.name for point in entry_points(group=GROUP))})
@@ -86,7 +95,7 @@ def _load(name: str, key: bytes, folder: Path) -> Redactor:
     if name == PATTERNS:
         return PatternRedactor(key)
     if not NAME.match(name):
-        return _rules(folder / name)
+        return RedactionRules(_rules_file(folder / name))
     if point := _entry_point(name, tuple(sys.path)):
         make: Callable[[bytes], Redactor] = point.load()
         return make(key)
@@ -95,12 +104,12 @@ def _load(name: str, key: bytes, folder: Path) -> Redactor:
     raise InvalidRequest(Code.CORPUS_REDACTOR_UNKNOWN, message, remedy=remedy, param="redact")
 
 
-def _rules(path: Path) -> Redactor:
+def _rules_file(path: Path) -> Path:
     if not path.is_file():
         message = f"The file of redaction rules {path} does not exist."
         remedy = f"Name a file with lines EXPRESSION => REPLACEMENT, or a redactor: {', '.join(installed_redactors())}."
         raise InvalidRequest(Code.CORPUS_REDACTOR_UNKNOWN, message, remedy=remedy, param="redact")
-    return RedactionRules(path)
+    return path
 
 
 @lru_cache(maxsize=16)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 
@@ -16,7 +18,7 @@ from corpus.filters.secrets import find_secrets
 from corpus.generation.budget import Spending, SpendingMeter
 from corpus.generation.completions import ModelRequest, TokenCounts, read_completion
 from corpus.generation.endpoints import ModelEndpoint
-from corpus.generation.responses import ResponseStore, StoredResponse
+from corpus.generation.responses import FailedRequests, ResponseStore, StoredResponse
 from corpus.verdicts import VerdictCode
 from shared.errors import Code, InvalidRequest, MensError, Unavailable
 from shared.http_retry import Outcome, Retries, describe_outcome, keyed_client
@@ -29,6 +31,9 @@ READ_SECONDS = 600.0
 MAX_RESPONSE_BYTES = 16 << 20
 OF_THE_REQUEST = frozenset({400, 413, 422})
 """Statuses by which only this request fails."""
+MAY_HAVE_COST = frozenset({408, 500, 502, 504})
+"""Statuses after which the model may have answered: the caller pays for what a gateway did not deliver."""
+NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 REFUSED_AT_FIRST = 10
 """Number of refused requests before the first answer that ends the run: the prompts are not to blame then."""
 TOKENS_OF_A_TURN = 16
@@ -38,6 +43,36 @@ MOST_OF_A_MESSAGE, SHOWN_OF_A_MESSAGE = 10_000, 300
 REPLACEMENT = "\ufffd"
 ADAPTER_HEADER = "x-mens-adapter"
 _RETRY_HEADERS = ("retry-after", "retry-after-ms", ADAPTER_HEADER)
+
+
+@dataclass(slots=True)
+class _SentRequests:
+    """The attempts of one request.
+
+    Attributes:
+        most: that one attempt may use.
+        reserved: that all of them may use.
+        count: of the attempts.
+        lost: those on which the server may have worked, without a response that is stored.
+        is_last_lost: whether the last attempt is one of these.
+    """
+
+    most: Spending
+    reserved: Spending
+    count: int = 0
+    lost: int = 0
+    is_last_lost: bool = False
+
+    def begin(self) -> None:
+        """Count an attempt, as lost until more is known."""
+        self.count += 1
+        self.lost += 1
+        self.is_last_lost = True
+
+    def cost_nothing(self) -> None:
+        """Note that the server has not worked on the last attempt."""
+        self.lost -= self.is_last_lost
+        self.is_last_lost = False
 
 
 class GenerationStopped(Exception):
@@ -58,6 +93,7 @@ class ModelAsker:
     Args:
         endpoints: of the models, by their names in the recipe.
         redactors: of personal data, before a response is stored.
+        secret: of the digests by which responses are stored.
         connections: most requests at once.
     """
 
@@ -67,10 +103,12 @@ class ModelAsker:
         store: ResponseStore,
         meter: SpendingMeter,
         redactors: Redactors,
+        secret: bytes,
         connections: int,
     ) -> None:
         self.endpoints, self.meter = endpoints, meter
-        self._store, self._redactors = store, redactors
+        self._store, self._redactors, self._secret = store, redactors, secret
+        self._redacted_by = {"names": redactors.names, "rules": redactors.digests}
         self._client = keyed_client(read_seconds=READ_SECONDS, connections=connections)
         self._closing = threading.Event()
         self._reason: Exception | None = None
@@ -110,7 +148,7 @@ class ModelAsker:
             InvalidRequest: ``CORPUS_MODEL_REFUSED``: it refuses the key, the model, or every request.
         """
         endpoint = self.endpoints[request.name]
-        key = request.key(endpoint)
+        key = request.key(endpoint, self._secret, self._redacted_by)
         if any(find_secrets(turn["content"]) for turn in request.messages):
             raise RowDropped(VerdictCode.SECRET)
         with self._changed:
@@ -139,8 +177,9 @@ class ModelAsker:
         most_prompt = sum(len(turn["content"].encode()) + TOKENS_OF_A_TURN for turn in request.messages)
         most = self.meter.usage(request.name, most_prompt, request.max_tokens)
         body = msgspec.json.encode(request.body(endpoint.model))
-        used = Spending()
+        sent = _SentRequests(most, replace(most))
         self.meter.reserve(most)
+        used: Spending | None = None
         try:
             retries = Retries(
                 ATTEMPTS,
@@ -148,34 +187,55 @@ class ModelAsker:
                 limit_seconds=LIMIT_PATIENCE_SECONDS,
                 pause=lambda seconds, _: self._closing.wait(seconds),
             )
-            outcome = retries.send(partial(self._post, endpoint, body, used, most))
-            response = self._response(request, endpoint, key, outcome, most_prompt, used.requests)
-            used = self.meter.usage(request.name, response.prompt_tokens, response.answer_tokens, used.requests)
+            outcome = retries.send(partial(self._post, endpoint, body, sent))
+            response = self._response(request, endpoint, key, outcome, most_prompt, sent.count)
             self._store.add(response)
+            sent.lost -= 1
+            used = self.meter.usage(request.name, response.prompt_tokens, response.answer_tokens, sent.count)
             return response
         except MensError as error:
             # At once: until the run hears of it, other threads would send more.
             self.stop(error)
             raise
         finally:
-            self.meter.settle(most, used)
+            failed = FailedRequests(
+                name=request.name,
+                requests=0 if used else sent.count,
+                prompt_tokens=sent.lost * most_prompt,
+                answer_tokens=sent.lost * request.max_tokens,
+            )
+            used = used or Spending(sent.count)
+            used.add(self.meter.usage(request.name, failed.prompt_tokens, failed.answer_tokens, 0))
+            self.meter.settle(sent.reserved, used)
+            if failed.requests or sent.lost:
+                # A full disk is the error of the response, or will be that of the next one.
+                with suppress(MensError):
+                    self._store.add_failed(failed)
 
-    def _post(self, endpoint: ModelEndpoint, body: bytes, used: Spending, most: Spending) -> httpx.Response:
+    def _post(self, endpoint: ModelEndpoint, body: bytes, sent: _SentRequests) -> httpx.Response:
         if self._closing.is_set():
             raise self._reason or GenerationStopped
-        if used.requests:
-            self.meter.reserve(Spending(1), again=True)
-            most.requests += 1
-        used.requests += 1
+        if sent.count:
+            more = sent.most if sent.is_last_lost else Spending(1)
+            self.meter.reserve(more, again=True)
+            sent.reserved.add(more)
+        sent.begin()
         headers = {"Content-Type": "application/json", **endpoint.headers}
         if endpoint.key:
             headers["Authorization"] = f"Bearer {endpoint.key}"
-        with self._client.stream("POST", f"{endpoint.url}/chat/completions", content=body, headers=headers) as response:
-            content = bytearray()
-            for part in response.iter_bytes():
-                content += part
-                if len(content) > MAX_RESPONSE_BYTES:
-                    raise _refused(endpoint, f"its response has more than {MAX_RESPONSE_BYTES >> 20} MiB")
+        url = f"{endpoint.url}/chat/completions"
+        try:
+            with self._client.stream("POST", url, content=body, headers=headers) as response:
+                if not response.is_success and response.status_code not in MAY_HAVE_COST:
+                    sent.cost_nothing()
+                content = bytearray()
+                for part in response.iter_bytes():
+                    content += part
+                    if len(content) > MAX_RESPONSE_BYTES:
+                        raise _refused(endpoint, f"its response has more than {MAX_RESPONSE_BYTES >> 20} MiB")
+        except NOT_SENT:
+            sent.cost_nothing()
+            raise
         kept = [(name, response.headers[name]) for name in _RETRY_HEADERS if name in response.headers]
         return httpx.Response(response.status_code, headers=kept, content=bytes(content))
 

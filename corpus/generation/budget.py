@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from corpus.generation.model_columns import GenerationBudget, Price
-from corpus.generation.responses import StoredResponse
+from corpus.generation.responses import FailedRequests, StoredResponse
 from shared.errors import Code, Conflict
 
 
@@ -51,10 +51,15 @@ class SpendingMeter:
     prompt as at most its bytes.
 
     Args:
-        stored: responses of earlier runs, which count too.
+        stored: responses of earlier runs, and their requests that gave none, which count too.
     """
 
-    def __init__(self, budget: GenerationBudget, prices: Mapping[str, Price], stored: Iterable[StoredResponse]) -> None:
+    def __init__(
+        self,
+        budget: GenerationBudget,
+        prices: Mapping[str, Price],
+        stored: Iterable[StoredResponse | FailedRequests],
+    ) -> None:
         self._budget, self._prices = budget, prices
         self.spent = Spending()
         self._reserved = Spending()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +12,7 @@ from typing import Any
 import msgspec
 
 from corpus.generation.endpoints import ModelEndpoint
-from shared.hashing import digest_json
+from shared.hashing import canonical_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,20 @@ class ModelRequest:
         required = {"model": model, "messages": self.messages, "max_completion_tokens": self.max_tokens}
         return {**required, **self.options}
 
-    def key(self, endpoint: ModelEndpoint) -> str:
-        """Return the key of its response."""
-        return digest_json({"endpoint": endpoint.place, "request": self.body(endpoint.model), "sample": self.sample})
+    def key(self, endpoint: ModelEndpoint, secret: bytes, redactors: Any) -> str:
+        """Return the key of its response.
+
+        Args:
+            secret: key of the corpus, without which a digest would confirm guesses of what stands in a prompt.
+            redactors: what identifies those of responses, as a JSON value: a stored response has passed these and no others.
+        """
+        content = {
+            "endpoint": endpoint.place,
+            "request": self.body(endpoint.model),
+            "sample": self.sample,
+            "redactors": redactors,
+        }
+        return hmac.new(secret, canonical_json(content), hashlib.sha256).hexdigest()
 
 
 class _Message(msgspec.Struct):

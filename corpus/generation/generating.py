@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from corpus.claims import claimed
+from corpus.filters.redactors import rules_digests
 from corpus.generation.asking import RowDropped
 from corpus.generation.columns import (
     OF_MODELS,
@@ -40,7 +41,7 @@ from shared.graders.templates import parse_path, render, value_at
 from shared.hashing import digest_file
 
 STAGE = "generate"
-VERSION = 2
+VERSION = 3
 """Raised when an equal recipe would give other bytes."""
 PAIR_KEYS = frozenset({"chosen", "preferred_output"})
 """Keys of which a row of preferences has one."""
@@ -85,6 +86,8 @@ class Generation:
             if isinstance(column, UnitColumn) and (index := read_index(self.path.parent / column.path)):
                 found[column.path] = index.digest()
         if self.recipe.models:
+            rules = rules_digests(self.recipe.redact, self.path.parent)
+            found |= {f"rules {name}": digest for name, digest in rules.items()}
             found |= {f"eval {number}": one.digest() for number, one in enumerate(self._model_rows.evals())}
         return found
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from corpus.filters.contamination import EvalContent, read_items
-from corpus.filters.placeholder_key import KEY_BYTES
 from corpus.filters.redactors import Redactors
 from corpus.generation.asking import ModelAsker, RowDropped
 from corpus.generation.budget import BudgetSpent, Spending, SpendingMeter
@@ -72,7 +71,7 @@ class ModelAccess:
         installation: returns the endpoint of a model that the installation serves.
         accepts_terms: whether the user says that the terms of the others permit training.
         concurrency: most requests at once; it does not change the rows.
-        redaction_key: of the placeholders for personal data; None draws one.
+        redaction_key: of the corpus: of the placeholders for personal data, and of the digests of requests.
         sandbox: where code of models and graders runs.
         evals: whose items must not be in a row.
         progress: is called after each row with the number of rows that are done.
@@ -80,9 +79,9 @@ class ModelAccess:
 
     remote: Mapping[str, RemoteModel]
     installation: Callable[[str], ModelEndpoint]
+    redaction_key: bytes
     accepts_terms: bool = False
     concurrency: int = CONCURRENCY
-    redaction_key: bytes | None = None
     sandbox: Choice = "auto"
     evals: Sequence[EvalContent] = ()
     progress: Callable[[int], object] = lambda _done: None
@@ -131,15 +130,15 @@ class ModelRows:
             MensError: what ended the run; all responses so far are stored.
         """
         endpoints = self.endpoints()
-        key = self.access.redaction_key or secrets.token_bytes(KEY_BYTES)
+        key = self.access.redaction_key
         # A redactor is called from one thread: one set for the threads that ask, which share a lock, and one for this thread.
         redactors, others = (Redactors(self.recipe.redact, key, self.folder) for _ in range(2))
         filters = OutputFilters(others, self.recipe.dedup, self.evals(), count)
         with ExitStack() as stack:
             sandbox, checkers = self._judges(stack)
             store = stack.enter_context(ResponseStore(target / RESPONSES))
-            meter = SpendingMeter(self.recipe.budget, self.recipe.prices, store)
-            asker = stack.enter_context(ModelAsker(endpoints, store, meter, redactors, self.access.concurrency))
+            meter = SpendingMeter(self.recipe.budget, self.recipe.prices, chain(store, store.failed))
+            asker = stack.enter_context(ModelAsker(endpoints, store, meter, redactors, key, self.access.concurrency))
             report.spent = meter.spent
             pool = stack.enter_context(ThreadPoolExecutor(self.access.concurrency))
             # Before the pool waits for its threads: those must not send what still waits for a retry.

@@ -1,9 +1,10 @@
 """Store of the responses of models: no request is sent twice, in any number of runs, and a kill loses only what was in flight.
 
     responses/responses-00000.jsonl     one response per line
+    responses/failed.jsonl              what requests without a response may have cost
 
 A response is one line, written before its row is used. Memory holds 100 bytes for each response, and no text. Responses
-pass the filters of secrets and personal data before they are stored; of a request only its digest is stored.
+pass the filters of secrets and personal data before they are stored; of a request only its digest, with a key, is stored.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -20,6 +22,7 @@ import msgspec
 from corpus.shards import sync_folder
 from shared.host import disk_errors
 
+FAILED_NAME = "failed.jsonl"
 SEGMENT_BYTES = 64 << 20
 SYNC_SECONDS = 1.0
 """After a power cut, responses of this last time may be lost; after a kill, none is."""
@@ -29,7 +32,7 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Response of a model to a request.
 
     Attributes:
-        key: digest of the request, with its address and the number of the sample.
+        key: digest of the request, with its address and the number of the sample (:meth:`ModelRequest.key`).
         name: of the model, in the recipe.
         model: as the server names it.
         revision: digest or version of the model, if the server says it: the adapter of an installation of Mens, else
@@ -52,6 +55,19 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     requests: int = 1
 
 
+class FailedRequests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Requests to a model that gave no response to use, and what they may have cost: the server may have worked on them.
+
+    Attributes:
+        requests: number of these; 0 if they are counted with the response that came at last.
+    """
+
+    name: str
+    requests: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+
+
 class ResponseStore:
     """The responses of a folder. Used by many threads of one process, which claims the folder (`claims.py`).
 
@@ -72,6 +88,8 @@ class ResponseStore:
                 self._open(path)
             if not self._segments:
                 self._open(self._path(0))
+            self._failed = os.open(folder / FAILED_NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            sync_folder(folder)
 
     def __enter__(self) -> ResponseStore:
         return self
@@ -80,8 +98,9 @@ class ResponseStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with disk_errors():
-            os.fsync(self._segments[-1])
-        for descriptor in self._segments:
+            for descriptor in (self._segments[-1], self._failed):
+                os.fsync(descriptor)
+        for descriptor in (*self._segments, self._failed):
             os.close(descriptor)
 
     def __len__(self) -> int:
@@ -93,6 +112,21 @@ class ResponseStore:
     def __iter__(self) -> Iterator[StoredResponse]:
         for segment, begin, size in [*self._places.values()]:
             yield self._read(segment, begin, size)
+
+    @property
+    def failed(self) -> Iterator[FailedRequests]:
+        """Requests without a response, of all runs."""
+        with disk_errors():
+            lines = (self._folder / FAILED_NAME).read_bytes().splitlines()
+        for line in lines:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):  # a line that a kill has cut
+                yield _decode_failed(line)
+
+    def add_failed(self, failed: FailedRequests) -> None:
+        """Store what requests may have cost that gave no response."""
+        with self._lock, disk_errors():
+            # A line of its own, also after one that was cut.
+            _write(self._failed, b"\n" + msgspec.json.encode(failed) + b"\n")
 
     def get(self, key: str) -> StoredResponse | None:
         """Return the response to a request; None if it was not stored."""
@@ -158,3 +192,4 @@ def _key_of(line: bytes) -> bytes | None:
 
 
 _decode = msgspec.json.Decoder(StoredResponse).decode
+_decode_failed = msgspec.json.Decoder(FailedRequests).decode

@@ -56,6 +56,8 @@ def generate(
     import msgspec
 
     from cli.evaluation.eval_items import tenant_evals
+    from corpus.filters.placeholder_key import find_key
+    from corpus.filters.redactors import PATTERNS
     from corpus.generation.generating import Generation
     from corpus.generation.model_rows import ModelAccess
     from corpus.keys import stage_key
@@ -63,13 +65,14 @@ def generate(
     try:
         plain = Generation(recipe, rows)
         settings = read_settings(Settings)
+        key = find_key((PATTERNS,), makes=not dry_run) if plain.recipe.models else None
         decontaminate = plain.recipe.decontaminate
         access = ModelAccess(
             remote=settings.named_models,
             installation=_installation,
             accepts_terms=accept_terms,
             concurrency=concurrency,
-            redaction_key=settings.corpus_key.get_secret_value().encode() or None,
+            redaction_key=key.value if key else b"",
             sandbox=settings.sandbox,
             evals=list(tenant_evals()) if decontaminate and decontaminate.policies else (),
             progress=_progress(rows or plain.recipe.rows),

@@ -169,6 +169,84 @@ def test_a_busy_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monkey
         assert len(server.bodies) == 20
 
 
+def test_what_failed_requests_may_have_cost_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that gives up may have had its answer made; a server that is busy has made none."""
+    monkeypatch.setattr("corpus.generation.asking.ATTEMPTS", 2)
+    monkeypatch.setattr("shared.http_retry.FIRST_WAIT_SECONDS", 0.001)
+    status, column = 504, ANSWER | {"max_tokens": 100}
+    budget = {"tokens": 2_000}
+    with chat_server(lambda _: (status, {})) as server:
+        for sent in (2, 4, 6):
+            recipe = write(tmp_path, rows=1, columns=[NUMBER, QUESTION, column], budget=budget)
+            with pytest.raises(Unavailable):
+                run(recipe, server.url, tmp_path / "rows", concurrency=1)
+            assert len(server.bodies) == sent
+        status, budget = 503, {"requests": 8}
+        recipe = write(tmp_path, rows=1, columns=[NUMBER, QUESTION, column], budget=budget)
+        with pytest.raises(Unavailable):
+            run(recipe, server.url, tmp_path / "rows", concurrency=1)
+        with pytest.raises(Conflict, match=r"budget\.requests; 8 requests and (\d+) tokens") as caught:
+            run(recipe, server.url, tmp_path / "rows", concurrency=1)
+        assert len(server.bodies) == 8
+    tokens = int(str(caught.value).split(" and ")[1].split()[0].replace(",", ""))
+    assert tokens % 6 == 0
+    assert tokens > 600
+    # With what may have been used, one more request could exceed the bound.
+    recipe = write(tmp_path, rows=1, columns=[NUMBER, QUESTION, column], budget={"tokens": tokens + 99})
+    with chat_server(prompt_of) as server:
+        with pytest.raises(Conflict, match=r"budget\.tokens"):
+            run(recipe, server.url, tmp_path / "rows", concurrency=1)
+        assert not server.bodies
+
+
+def test_an_answer_that_came_after_a_failure_counts_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.http_retry.FIRST_WAIT_SECONDS", 0.001)
+    with chat_server(lambda body: (500, {}) if len(server.bodies) == 1 else prompt_of(body)) as server:
+        column = ANSWER | {"max_tokens": 100}
+        run(write(tmp_path, rows=1, columns=[NUMBER, QUESTION, column]), server.url, tmp_path / "rows")
+        recipe = write(tmp_path, rows=2, columns=[NUMBER, QUESTION, column], budget={"requests": 2})
+        with pytest.raises(Conflict, match="2 requests and") as caught:
+            run(recipe, server.url, tmp_path / "rows")
+    # 15 of the answer, and what the failure may have used: 100 of an answer, and a prompt of at most its bytes.
+    prompt = len("Question 0 about printers?") + 16
+    assert f"2 requests and {15 + 100 + prompt} tokens" in str(caught.value)
+
+
+def test_other_rules_of_redaction_reuse_no_response(tmp_path: Path) -> None:
+    """A stored response has passed the rules of its time; what those have replaced or left cannot be seen in it."""
+    rules = tmp_path / "people.rules"
+    rules.write_text("Ann => [NAME]\n")
+    recipe = write(tmp_path, rows=2, redact=["./people.rules"])
+
+    def digests() -> tuple[str, ...]:
+        generation = stage(recipe, server.url)
+        return tuple(generation.inputs().values())
+
+    with chat_server(lambda body: f"Ask Ann or Bob. {prompt_of(body)}") as server:
+        _, rows = run(recipe, server.url, tmp_path / "rows")
+        before = digests()
+        rules.write_text("Bob => [NAME]\n")
+        assert digests() != before
+        _, others = run(recipe, server.url, tmp_path / "rows")
+        assert len(server.bodies) == 4
+    assert [row["response"].startswith("Ask [NAME] or Bob") for row in rows] == [True, True]
+    assert [row["response"].startswith("Ask Ann or [NAME]") for row in others] == [True, True]
+
+
+def test_a_stored_digest_confirms_no_guess_of_a_prompt(tmp_path: Path, server: ChatServer) -> None:
+    """Keys of responses need the key of the corpus: with another one, the same requests have other digests."""
+
+    def keys(target: Path, **fields: Any) -> set[str]:
+        run(write(tmp_path, rows=3), server.url, target, **fields)
+        return {
+            json.loads(line)["key"] for line in (target / "responses/responses-00000.jsonl").read_text().splitlines()
+        }
+
+    first = keys(tmp_path / "first")
+    assert keys(tmp_path / "again") == first
+    assert not keys(tmp_path / "others", redaction_key=b"another") & first
+
+
 @pytest.mark.parametrize(
     ("budget", "most"), [({"requests": 7}, 7), ({"tokens": 1_000}, 66), ({"money": 0.000_1, "tokens": 10**9}, 5)]
 )
@@ -463,5 +541,5 @@ def test_golden_bytes(tmp_path: Path, server: ChatServer) -> None:
     index, _ = run(write(tmp_path, columns=columns, row=ROW), server.url, tmp_path / "rows")
     assert (index.shards[0].sha256[:16], str(index.shards[0].sources_sha256)[:16]) == (
         "fa804b8b517433a4",
-        "048c4457dd96aec2",
+        "194f992130dee8de",
     )
