@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
@@ -310,7 +310,7 @@ def read_index(folder: Path) -> ShardIndex | None:
         return None
 
 
-def checked_shards(folder: Path) -> list[Path]:
+def checked_shards(folder: Path, digest: Callable[[Path], str] = digest_file) -> list[Path]:
     """Return the shards of a finished stage, in order, after comparing each file with its digest.
 
     Raises:
@@ -326,7 +326,7 @@ def checked_shards(folder: Path) -> list[Path]:
             param=str(folder),
         )
     for shard in index.shards:
-        if changed := changed_file(folder, shard):
+        if changed := changed_file(folder, shard, digest):
             raise ArtifactInvalid(
                 Code.CORPUS_SHARD_CHANGED,
                 f"{changed} is not the file that the stage {index.stage} wrote.",
@@ -336,12 +336,12 @@ def checked_shards(folder: Path) -> list[Path]:
     return [folder / shard.name for shard in index.shards]
 
 
-def changed_file(folder: Path, shard: Shard) -> Path | None:
+def changed_file(folder: Path, shard: Shard, digest: Callable[[Path], str] = digest_file) -> Path | None:
     """Return the file of a shard whose content is not what the index says, or that is missing; None if all are right."""
     files = {folder / shard.name: shard.sha256}
     if shard.sources_sha256:
         files[sources_path(folder / shard.name)] = shard.sources_sha256
-    return next((path for path, sha256 in files.items() if not path.is_file() or digest_file(path) != sha256), None)
+    return next((path for path, sha256 in files.items() if not path.is_file() or digest(path) != sha256), None)
 
 
 def read_lines(paths: Sequence[Path]) -> Iterator[tuple[bytes, bytes | None]]:
@@ -357,6 +357,21 @@ def read_lines(paths: Sequence[Path]) -> Iterator[tuple[bytes, bytes | None]]:
                     if row is None or (origin is None and not row.isspace()):
                         raise other_rows(path)
                     yield row, origin
+
+
+def require_same_row(provenance_id: str, row: str, path: Path, line: int) -> None:
+    """Refuse a row whose provenance is that of another one: it would lead to the wrong source, and a retraction would miss the row.
+
+    Raises:
+        ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.
+    """
+    if provenance_id != row:
+        raise ArtifactInvalid(
+            Code.CORPUS_SHARD_CHANGED,
+            f"Line {line} of {path} is the row {row}, but that line of {sources_path(path).name} is about the row {provenance_id}.",
+            remedy="Write changed rows into a file of their own, and run the stage that wrote this one again; or remove its provenance.",
+            param=str(path),
+        )
 
 
 def other_rows(path: Path) -> ArtifactInvalid:

@@ -18,7 +18,7 @@ from corpus.filters.placeholder_key import find_key
 from corpus.filters.row_filters import PersonalDataFilter, SecretFilter
 from corpus.keys import stage_mark
 from corpus.provenance import Provenance, forget_digests, parse_provenance, row_id
-from corpus.shards import MAX_SHARD_BYTES, ShardIndex, StageWriter, read_lines
+from corpus.shards import MAX_SHARD_BYTES, ShardIndex, StageWriter, read_lines, require_same_row
 from corpus.sources import SourceFiles
 from corpus.verdicts import CorpusFilter
 from shared.datasets.row_validation import BYTE_ORDER_MARK
@@ -132,7 +132,10 @@ class Filtering:
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     dropped[RowCode.ROW_NOT_JSON] += 1
                     continue
-                yield row, self._provenance(path, number, line, origin)
+                provenance = self._provenance(path, number, line, origin)
+                if origin is not None:
+                    require_same_row(provenance.id, row_id(row), path, number)
+                yield row, provenance
 
     def _provenance(self, path: Path, number: int, line: bytes, origin: bytes | None) -> Provenance:
         if origin is not None:

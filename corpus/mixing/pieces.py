@@ -19,6 +19,7 @@ from corpus.mixing.piece_rows import ENTRY, ROWS_AT_ONCE, MixPiece, PieceTask, i
 from corpus.mixing.record_formats import known_lane, lane_of
 from corpus.mixing.sampling import copies_of, hash_of, order_of
 from corpus.provenance import Provenance, parse_provenance, record_id, row_id
+from corpus.shards import require_same_row
 from corpus.verdicts import VerdictCode
 from shared.contract.choices import MethodType
 from shared.datasets.conversation_text import written
@@ -116,6 +117,8 @@ def _provenance(task: PieceTask, number: int, line: bytes, origin: bytes | None,
         )
     else:
         found = parse_provenance(origin)
+        if task.record_format is None:  # of other formats, the row is made of the line
+            require_same_row(found.id, row, task.part.rows.path, number)
         found.id = row
     found.stages = [*found.stages, task.mark]
     return found

@@ -95,11 +95,11 @@ def _print_adapter(corpus: Path, adapter: str, *, as_json: bool) -> None:
     try:
         manifest = find_or_read_manifest(adapter)
         digests = {digest: role for role, digest in (manifest.source_digests or {}).items()}
-        files: list[tuple[str, Path, dict[str, int]]] = []
-        for path in _provenance_files(corpus):
-            if role := digests.get(_rows_digest(path) or ""):
-                counts = Counter(record.source for record in read_provenance(path))
-                files.append((role, _rows_of(path), dict(sorted(counts.items()))))
+        files = [
+            (role, _rows_of(path), _sources_of(path))
+            for path in _provenance_files(corpus)
+            if (role := digests.get(_rows_digest(path) or ""))
+        ]
     except MensError as error:
         fail_with(error)
     if not files:
@@ -119,8 +119,18 @@ def _print_adapter(corpus: Path, adapter: str, *, as_json: bool) -> None:
     console = plain_console()
     for role, path, sources in files:
         console.print(printable(f"{role}: {path}"), soft_wrap=True)
-        for source, count in sources.items():
+        if sources is None:
+            console.print(f"  {path.stem}{SOURCES_SUFFIX} is not provenance of a corpus", soft_wrap=True)
+        for source, count in (sources or {}).items():
             console.print(printable(f"  {source}: {counted(count, 'row')}"), soft_wrap=True)
+
+
+def _sources_of(provenance: Path) -> dict[str, int] | None:
+    """Count the rows of a file of provenance by source; None for another program's file of this name."""
+    try:
+        return dict(sorted(Counter(record.source for record in read_provenance(provenance)).items()))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _records(corpus: Path, row_id: str) -> Iterator[tuple[Path, Provenance]]:
@@ -137,7 +147,7 @@ def _records(corpus: Path, row_id: str) -> Iterator[tuple[Path, Provenance]]:
 
 
 def _provenance_files(corpus: Path) -> list[Path]:
-    return sorted(corpus.rglob(f"*{SOURCES_SUFFIX}")) if corpus.is_dir() else [corpus]
+    return sorted(one for one in corpus.rglob(f"*{SOURCES_SUFFIX}") if one.is_file()) if corpus.is_dir() else [corpus]
 
 
 def _rows_of(provenance: Path) -> Path:

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from corpus.filters.filtering import Filtering
 from corpus.mixing.mix import run_mix
 from corpus.mixing.mix_file import read_mix
 from corpus.mixing.mix_report import read_report, report_path
 from corpus.provenance import Provenance, read_provenance
 from corpus.shards import StageWriter
+from corpus.sources import find_files
 from shared.datasets.report import inspect_file
 from shared.errors import Code, MensError
 from tests.corpus.mixing.mixes import (
@@ -391,6 +393,25 @@ def everything(folder: Path) -> None:
 
 
 GOLDEN = "ca5fedfc10c460ad9f1d171acc6ab46ee95e68e25efa82541ceeed8a29ddffc7"
+
+
+def test_row_with_the_provenance_of_another_stops_the_mix_and_the_filters(tmp_path: Path) -> None:
+    """Two lines were exchanged: a retraction would find the wrong one."""
+    with StageWriter(tmp_path / "stage", stage="x", key="k") as writer:
+        for number in range(3):
+            writer.write_row(question(number), Provenance(id="", source="sql:desk", locator={"key": [number]}))
+    for name in ("part-00000.jsonl", "part-00000.sources.jsonl"):
+        (tmp_path / name.replace("part-00000", "copy")).write_bytes((tmp_path / "stage" / name).read_bytes())
+    assert mixed(tmp_path, "copy.jsonl").report.total_emitted == 3
+    lines = (tmp_path / "copy.jsonl").read_text().splitlines()
+    (tmp_path / "copy.jsonl").write_text("\n".join([lines[0], lines[2], lines[1]]) + "\n")
+    files = find_files(tmp_path / "copy.jsonl")
+    assert files
+    filtering = Filtering(files, "copy", True, (), tmp_path)
+    for read in (lambda: mixed(tmp_path, "copy.jsonl"), lambda: filtering.run(tmp_path / "filtered", "k")):
+        with pytest.raises(MensError, match=r"Line 2 of .*copy\.jsonl is the row") as raised:
+            read()
+        assert raised.value.code is Code.CORPUS_SHARD_CHANGED
 
 
 def test_bytes_are_those_of_this_version(tmp_path: Path) -> None:

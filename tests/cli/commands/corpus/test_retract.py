@@ -77,6 +77,53 @@ def test_row_leads_to_adapters_and_an_adapter_to_its_rows(corpus: Path, monkeypa
     said("where", "--in", corpus, code=2)
 
 
+def test_adapter_leads_to_its_file_beside_provenance_of_others(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program's *.sources.jsonl hides no file of an adapter, whatever stands in it."""
+    train = corpus / "out" / "train.jsonl"
+    (corpus / "keep.jsonl").write_text('{"prompt": "q", "response": "a"}\n')
+    (corpus / "keep.sources.jsonl").write_text('{"who": "another program"}\n')
+
+    class TwoFiles:
+        source_digests: dict[str, str] = {"train": digest_file(train), "validation": digest_file(corpus / "keep.jsonl")}
+
+    monkeypatch.setattr("cli.commands.corpus.where.find_or_read_manifest", lambda _name: TwoFiles)
+    (corpus / "folder.sources.jsonl").mkdir()
+    assert said("where", "--adapter", "desk", "--in", corpus).splitlines() == [
+        f"validation: {corpus / 'keep.jsonl'}",
+        "  keep.sources.jsonl is not provenance of a corpus",
+        f"train: {train}",
+        "  sql:desk: 4 rows",
+    ]
+    found = json.loads(said("where", "--adapter", "desk", "--in", corpus, "--json"))
+    assert [one["sources"] for one in found] == [None, {"sql:desk": 4}]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "data check",
+        "data check other.jsonl --validation",
+        "train",
+        "train other.jsonl --validation",
+        "plan",
+        "corpus validate",
+        "corpus eval",
+        "data convert -o x.jsonl",
+    ],
+)
+def test_retracted_rows_are_neither_checked_nor_trained_on(
+    corpus: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard of a pull still has the rows of retracted keys."""
+    monkeypatch.chdir(corpus)
+    write_rows(corpus / "other.jsonl", {"prompt": "q", "response": "a"})
+    (corpus / "pulled" / "retracted.jsonl").write_text("[1]\n")
+    result = runner.invoke(app, [*command.split(), "pulled/part-00000.jsonl"], terminal_width=400)
+    assert result.exit_code == 1
+    assert "CORPUS_ROWS_RETRACTED" in result.output
+    assert "mens corpus pull --file" in result.output
+
+
 def test_statistics_are_shown_and_low_diversity_fails(tmp_path: Path) -> None:
     write_rows(tmp_path / "a.jsonl", *({"prompt": "q", "response": f"a {number // 3}"} for number in range(9)))
     shown = said("stats", tmp_path / "a.jsonl")
