@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from corpus.claims import claimed
+from corpus.file_digests import FileDigests
 from corpus.filters.contamination import EvalContent
 from corpus.filters.filtering import Filtering
 from corpus.filters.placeholder_key import find_key
@@ -27,6 +29,7 @@ from corpus.units.extraction import Extraction
 from shared.settings import Settings, read_settings
 
 STAGES = ("pull", "extract", "pairs", "generate", "filter", "mix")
+DIGESTS_NAME = "digests.json"
 PULL_REASON, CHECKED_LATER = "the table may have new rows", "depends on the stages before"
 
 
@@ -58,6 +61,8 @@ def build(
             stack.enter_context(claimed(steps.work, is_folder=True))
         for name in STAGES[: STAGES.index(to) + 1]:
             yield from steps.actions(name)
+        if not dry_run:
+            steps.digests.save()
 
 
 @dataclass
@@ -75,6 +80,11 @@ class _Build:
     evals: Sequence[EvalContent]
     note_pull: Callable[[PullReport, Path], object]
     is_open: bool = False
+
+    @cached_property
+    def digests(self) -> FileDigests:
+        """Digests of inputs and outputs, as far as these are as at the last build."""
+        return FileDigests(self.work / DIGESTS_NAME)
 
     @property
     def folder(self) -> Path:
@@ -121,7 +131,7 @@ class _Build:
 
     def _run(self, stage: CorpusStage, target: str) -> Iterator[StageAction]:
         """Run a stage if it is not done."""
-        state = BuildState(self.work)
+        state = BuildState(self.work, self.digests.of)
         action = state.decide(stage, self.work / target)
         yield action
         self.is_open = self.is_open or (self.dry_run and action.runs)
@@ -146,7 +156,7 @@ class _Build:
         """Yield the folder of each source of the mix, the source, and its filters; None for a source that the mix has to judge."""
         filters = self.recipe.filters
         for number, source in enumerate(self.recipe.mix_with_sources().sources):
-            files = find_files(self.folder / source.path) if filters and source.weight > 0 else None
+            files = find_files(self.folder / source.path, self.digests.of) if filters and source.weight > 0 else None
             stage = None
             if filters and files:
                 redact = tuple(filters.personal_data)
@@ -161,8 +171,8 @@ class _Build:
             ]
             sources = [one.model_copy(update={"path": path}) for one, path in zip(mix.sources, paths, strict=True)]
             mix = mix.model_copy(update={"sources": sources})
-        before = run_mix(mix, self.path, evals=self.evals, dry_run=True)
+        before = run_mix(mix, self.path, evals=self.evals, dry_run=True, digest=self.digests.of)
         reason = "done" if before.unchanged else "input changed" if before.output.is_file() else "new"
         yield StageAction("mix", not before.unchanged, reason)
         if not before.unchanged and not self.dry_run:
-            run_mix(mix, self.path, evals=self.evals)
+            run_mix(mix, self.path, evals=self.evals, digest=self.digests.of)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from corpus.file_digests import DigestOf
 from corpus.shards import RETRACTED_NAME, checked_shards, has_retracted, read_index, sources_path
 from shared.datasets.file_parts import FilePart, split_file
 from shared.errors import Code, InvalidRequest
@@ -44,7 +45,7 @@ class SourcePart:
     origins: FilePart | None
 
 
-def find_files(path: Path) -> SourceFiles | None:
+def find_files(path: Path, digest: DigestOf = digest_file) -> SourceFiles | None:
     """Return the files of a source: a file, the shards of a stage, or all JSONL files of a folder; None without any.
 
     Raises:
@@ -54,13 +55,13 @@ def find_files(path: Path) -> SourceFiles | None:
     with disk_errors():
         refuse_retracted(path)
         if path.is_file():
-            return SourceFiles(path, (path,), digest_file(path))
+            return SourceFiles(path, (path,), digest(path))
         if index := read_index(path):
-            return SourceFiles(path, tuple(checked_shards(path)), index.digest())
+            return SourceFiles(path, tuple(checked_shards(path, digest)), index.digest())
         files = (
             tuple(sorted(one for one in path.glob("*.jsonl") if one.name == _rows_name(one))) if path.is_dir() else ()
         )
-        joined = "".join(f"{one.name}\0{digest_file(one)}\n" for one in files)
+        joined = "".join(f"{one.name}\0{digest(one)}\n" for one in files)
     return SourceFiles(path, files, hashlib.sha256(joined.encode()).hexdigest()) if files else None
 
 

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from corpus.file_digests import DigestOf
 from corpus.keys import stage_key
 from corpus.shards import ShardIndex, changed_file, read_index, write_json
-from shared.hashing import digest_json
+from shared.hashing import digest_file, digest_json
 
 STATE_NAME = "build.json"
 
@@ -54,7 +55,8 @@ class StageState(msgspec.Struct):
 class BuildState:
     """Rules and inputs that the stages of a work folder were last run with; it only explains why a stage runs again."""
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, digest: DigestOf = digest_file) -> None:
+        self._digest = digest
         self._path = work / STATE_NAME
         try:
             self._stages = msgspec.json.decode(self._path.read_bytes(), type=dict[str, StageState])
@@ -71,7 +73,7 @@ class BuildState:
             return StageAction(
                 stage.name, True, "rule changed" if before is None or before.rule != now.rule else "input changed"
             )
-        if any(changed_file(folder, shard) for shard in index.shards):
+        if any(changed_file(folder, shard, self._digest) for shard in index.shards):
             return StageAction(stage.name, True, "shard changed")
         return StageAction(stage.name, False, "done")
 

@@ -48,6 +48,7 @@ class DuplicateFinder:
         self._least = near
         self._index = ExactIndex()
         self._near = NearIndex(expected_rows) if near is not None else None
+        self._compared = None if near is None else 0
         self._pairs: list[Pairs] = []
         self._ratings = bytearray()
 
@@ -59,12 +60,13 @@ class DuplicateFinder:
         self._ratings += ratings
         if self._near is not None:
             self._pairs.append(self._near.find_and_add(SketchedRows(sketched.sketches, sketched.digests, lines)))
+            self._compared = len(self._near)
         self.rows += count
 
     @property
     def compared_rows(self) -> int:
         """Number of the first rows that later rows are compared with for near duplicates; all rows if they are not looked for."""
-        return self.rows if self._near is None else len(self._near)
+        return self.rows if self._compared is None else self._compared
 
     def near_pairs(self) -> Pairs:
         """Return the near duplicates that are similar enough, each with an earlier row."""
@@ -72,7 +74,9 @@ class DuplicateFinder:
         return pairs.where(pairs.similarity >= (self._least or 0))
 
     def states(self) -> States:
-        """Return what becomes of each row: kept, or a duplicate."""
+        """Return what becomes of each row: kept, or a duplicate. No rows can be added afterwards."""
+        # Its memory is that of the sort of equal rows.
+        self._near = None
         states: States = np.zeros(self.rows, np.uint8)
         if self._least is not None:
             states[self.near_pairs().second] = RowState.NEAR

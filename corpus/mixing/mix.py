@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corpus.claims import claimed
+from corpus.file_digests import DigestOf
 from corpus.filters.contamination import EvalContent, EvalIndex, loaded, read_items
 from corpus.keys import stage_key, stage_mark
 from corpus.mixing.mix_file import Mix
@@ -33,6 +34,7 @@ from corpus.mixing.mixed_sources import (
     refuse_own_output,
 )
 from shared.datasets.file_parts import reading_processes
+from shared.hashing import digest_file
 from shared.host import disk_errors
 
 VERSION = 1
@@ -61,6 +63,7 @@ def run_mix(
     strict: bool = True,
     evals: Sequence[EvalContent] = (),
     dry_run: bool = False,
+    digest: DigestOf = digest_file,
 ) -> MixResult:
     """Mix the sources of a mix file, and write output, provenance, metadata and report.
 
@@ -71,6 +74,7 @@ def run_mix(
         strict: whether a missing or empty source that is not optional is an error. An empty output always is one.
 
         dry_run: whether to return before anything is written.
+        digest: of sources, and of the output before.
 
     Raises:
         NotFound: ``CORPUS_SOURCE_MISSING``.
@@ -84,13 +88,21 @@ def run_mix(
     with ExitStack() as stack:
         if not dry_run:
             stack.enter_context(claimed(output, is_folder=False))
-        return _mix(mix, config, folder, output, strict=strict, evals=evals, dry_run=dry_run)
+        return _mix(mix, config, folder, output, strict=strict, evals=evals, dry_run=dry_run, digest=digest)
 
 
 def _mix(
-    mix: Mix, config: Path, folder: Path, output: Path, *, strict: bool, evals: Sequence[EvalContent], dry_run: bool
+    mix: Mix,
+    config: Path,
+    folder: Path,
+    output: Path,
+    *,
+    strict: bool,
+    evals: Sequence[EvalContent],
+    dry_run: bool,
+    digest: DigestOf,
 ) -> MixResult:
-    sources = [find_source(spec, folder, strict=strict) for spec in mix.sources]
+    sources = [find_source(spec, folder, strict=strict, digest=digest) for spec in mix.sources]
     for source in sources:
         refuse_own_output(source, output)
     files = mix.decontaminate.files if mix.decontaminate else []
@@ -103,7 +115,7 @@ def _mix(
         config_fingerprint=stage_key("mix", VERSION, settings, {}),
         sources=[source.report for source in sources],
     )
-    if is_current(before := read_report(report_path(output)), report, output.parent):
+    if is_current(before := read_report(report_path(output)), report, output.parent, digest):
         assert before is not None
         return MixResult(before, output, unchanged=True)
     if dry_run:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from corpus.file_digests import DigestOf
 from corpus.filters.contamination import Overlap
 
 Label = tuple[str | None, str | None, str | None, int | None]
@@ -111,20 +112,18 @@ def read_report(path: Path) -> MixReport | None:
         return None
 
 
-def is_current(before: MixReport | None, now: MixReport, folder: Path) -> bool:
+def is_current(before: MixReport | None, now: MixReport, folder: Path, digest: DigestOf) -> bool:
     """Return whether an earlier mix had the same inputs, and its files are as it left them.
 
     Args:
         now: the report of the mix before it runs, with the fingerprints of its sources.
         folder: of the output.
     """
-    from shared.hashing import digest_file  # only for a mix that may be current
-
     if before is None or _inputs(before) != _inputs(now) or not before.files:
         return False
     paths = [(folder / file.path, file) for file in before.files]
     return all(path.is_file() and path.stat().st_size == file.bytes for path, file in paths) and all(
-        digest_file(path) == file.sha256 for path, file in paths
+        digest(path) == file.sha256 for path, file in paths
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus.file_digests import DigestOf
 from corpus.filters.duplicates import RowState, States
 from corpus.mixing.mix_file import MixSource, recipe_invalid
 from corpus.mixing.mix_report import SourceReport
@@ -33,7 +34,7 @@ class MixedSource:
     pieces: list[tuple[int, MixPiece]] = field(default_factory=list)
 
 
-def find_source(spec: MixSource, folder: Path, *, strict: bool) -> MixedSource:
+def find_source(spec: MixSource, folder: Path, *, strict: bool, digest: DigestOf) -> MixedSource:
     """Find a source's files.
 
     Raises:
@@ -44,7 +45,7 @@ def find_source(spec: MixSource, folder: Path, *, strict: bool) -> MixedSource:
     if spec.weight <= 0:
         report.skipped_reason = "weight_zero"
         return MixedSource(spec, report)
-    files = find_files(folder / spec.path)
+    files = find_files(folder / spec.path, digest)
     if files is None:
         if strict and not spec.optional:
             raise NotFound(

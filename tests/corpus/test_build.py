@@ -13,6 +13,7 @@ from corpus.provenance import read_provenance
 from corpus.recipe import read_recipe
 from corpus.shards import read_index
 from shared.errors import Code, MensError
+from shared.hashing import digest_file
 from tests.support.killed_renames import each_kill
 
 CODE = '''
@@ -87,6 +88,27 @@ def test_stages_run_once_and_again_after_a_change_with_the_reason(tmp_path: Path
         database.execute("INSERT INTO tickets VALUES (99, 'Who?', 'Ann.')")
     assert actions(recipe) == done | {"mix": "input changed"}
     assert "Who?" in (tmp_path / "train.jsonl").read_text()
+
+
+def test_build_in_which_nothing_has_changed_reads_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def noted(path: Path) -> str:
+        read.append(path.name)
+        return digest_file(path)
+
+    monkeypatch.setattr("corpus.file_digests.digest_file", noted)
+    monkeypatch.setattr("corpus.file_digests.QUIET_NANOSECONDS", -1)
+    (tmp_path / "a.jsonl").write_text('{"prompt": "q", "response": "a"}\n')
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("mix: {output: train.jsonl, sources: [{path: a.jsonl}]}\n")
+    assert actions(recipe) == {"mix": "new"}
+    assert actions(recipe) == {"mix": "done"}
+    assert sorted(read) == ["a.jsonl", "train.jsonl", "train.sources.jsonl"]
+    assert actions(recipe) == actions(recipe, dry_run=True) == {"mix": "done"}
+    assert len(read) == 3
+    (tmp_path / "train.jsonl").write_text((tmp_path / "train.jsonl").read_text().replace("q", "Q"))
+    assert actions(recipe) == {"mix": "input changed"}
 
 
 def test_build_ends_at_the_named_stage(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from array import array
 
 import pytest
@@ -31,6 +32,22 @@ ROWS = [("a b c", 0), (f"{LONG} x", 1), ("A  b C", 3), (f"{LONG} y", 5), ("d e f
 @pytest.mark.parametrize("blocks", [1, 3, 7])
 def test_best_of_equal_rows_stays_and_near_ones_fall_together(blocks: int) -> None:
     assert found(ROWS, blocks=blocks) == [EXACT, KEPT, KEPT, NEAR, KEPT, EXACT, EXACT]
+
+
+def test_index_of_near_rows_is_gone_when_equal_rows_are_sorted() -> None:
+    """Both together were the most that a mix held."""
+    digests, sketches = fingerprints(["a b c", "d e f"])
+    tracemalloc.start()
+    try:
+        finder = DuplicateFinder(exact=True, near=0.8, expected_rows=1_000_000)
+        finder.add(SketchedRows(bytearray(sketches), array("Q", digests), array("I", range(2))), bytes(2))
+        before, _ = tracemalloc.get_traced_memory()
+        assert finder.states().tolist() == [KEPT, KEPT]
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert before - after > 30_000_000
+    assert finder.compared_rows == 2
 
 
 def test_kinds_are_chosen() -> None:

@@ -1,0 +1,70 @@
+"""Digests of files that a build has read before: a file that has not changed since is not read again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from corpus.shards import write_json
+from shared.hashing import digest_file
+
+DigestOf = Callable[[Path], str]
+"""Returns SHA-256 of a file: :func:`digest_file`, or :meth:`FileDigests.of`."""
+QUIET_NANOSECONDS = 2_000_000_000
+"""Age from which on a change of a file shows in its times; the clocks of file systems are coarse."""
+
+
+class KnownFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file as it was when its digest was computed.
+
+    Attributes:
+        changed: time of the last change of content or of times (ctime), in nanoseconds, which no program can set.
+    """
+
+    size: int
+    modified: int
+    changed: int
+    inode: int
+    sha256: str
+
+
+class FileDigests:
+    """Digests by size, times and inode, kept in a file.
+
+    Args:
+        store: the file; it may be missing or of no use.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        try:
+            self._known = msgspec.json.decode(store.read_bytes(), type=dict[str, KnownFile])
+        except (OSError, msgspec.DecodeError):
+            self._known = {}
+        self._used: dict[str, KnownFile] = {}
+
+    def of(self, path: Path) -> str:
+        """Return SHA-256 of a file."""
+        name, now = str(path.resolve()), _state_of(path)
+        known = self._used.get(name) or self._known.get(name)
+        if known and (known.size, known.modified, known.changed, known.inode) == now:
+            self._used[name] = known
+            return known.sha256
+        sha256 = digest_file(path)
+        # A file that is being written, or was a moment ago, may change again without a trace in its times.
+        if _state_of(path) == now and time.time_ns() - max(now[1], now[2]) > QUIET_NANOSECONDS:
+            self._used[name] = KnownFile(*now, sha256)
+        return sha256
+
+    def save(self) -> None:
+        """Write the digests of the files that were asked for, if they are others than before."""
+        if self._used != self._known:
+            write_json(self._store, self._used)
+
+
+def _state_of(path: Path) -> tuple[int, int, int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
