@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
 import tomllib
@@ -119,3 +120,42 @@ def test_issue_form_is_one_that_the_site_takes(form: Path) -> None:
 def test_marker_of_types_is_in_the_package() -> None:
     assert (ROOT / "shared" / "py.typed").exists()
     assert "py.typed" in PROJECT["tool"]["setuptools"]["package-data"]["shared"]
+
+
+# -- releases of Python -------------------------------------------------------------------------------------------------
+
+VALIDATORS = {
+    "AfterValidator",
+    "BeforeValidator",
+    "PlainValidator",
+    "WrapValidator",
+    "PlainSerializer",
+    "WrapSerializer",
+}
+
+
+def validators_that_are_classes(source: str) -> list[str]:
+    """Return what pydantic gets as a validator and is no function, as names of classes are written."""
+    return [
+        f"{node.lineno}: {argument}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in VALIDATORS
+        for argument in map(ast.unparse, node.args[:1])
+        if re.fullmatch(r"(?:\w+\.)*(?:_*[A-Z]\w*(?:\[.*\])?|dict|list|set|frozenset|tuple)", argument)
+    ]
+
+
+def test_pydantic_gets_functions_whose_signature_is_the_same_in_every_python() -> None:
+    """Pydantic asks for a validator's signature, and that of a class differs: no plan could be made on 3.12."""
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "bench"}
+    assert packages >= {"api", "shared", "worker", "serving"}
+    sources = [path for name in packages for path in (ROOT / name).rglob("*.py")]
+    found = {str(path.relative_to(ROOT)): validators_that_are_classes(path.read_text()) for path in sources}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+def test_class_as_a_validator_is_found() -> None:
+    assert validators_that_are_classes("one = Annotated[dict, AfterValidator(FrozenDict[str])]") == [
+        "1: FrozenDict[str]"
+    ]
+    assert not validators_that_are_classes("one = [AfterValidator(_freeze), BeforeValidator(lambda Name: Name)]")

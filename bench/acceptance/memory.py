@@ -15,6 +15,7 @@ from bench.training.shapes import SHAPES
 from bench.training.step_counter import Card, StepCounter
 from shared.base_models.config import parse_model_config
 from shared.contract.contracts import FineTuneContract
+from shared.preflight.activations import Recompute
 from shared.preflight.estimate import vram_parts
 from shared.preflight.types import Configuration, Vram
 from worker.training.model.load import trainable
@@ -38,10 +39,10 @@ def measure(size: str, device: str, *tokens: str) -> PartResult:
     """
     figures: dict[str, float | str] = {}
     goals = []
-    for recompute in (False, True):
+    for recompute in Recompute:
         case = MemoryCase(size, device, recompute=recompute)
         for count in map(int, tokens):
-            name = f"{count} tokens{' recomputed' if recompute else ''}"
+            name = f"{count} tokens{f', {recompute} recomputed' if recompute is not Recompute.NONE else ''}"
             predicted = case.predicted(count)
             if device == "cuda" and predicted + CUDA_BYTES > torch.cuda.mem_get_info()[1]:
                 figures[name] = f"{predicted / 1e9:.3g} GB predicted, not tried;"
@@ -61,10 +62,10 @@ class MemoryCase:
     """A model with random weights.
 
     Args:
-        recompute: every block's activations are recomputed.
+        recompute: what is computed again in the backward pass.
     """
 
-    def __init__(self, size: str, device: str, *, recompute: bool) -> None:
+    def __init__(self, size: str, device: str, *, recompute: Recompute) -> None:
         self._config = config_of(SHAPES[size])
         self._device, self._recompute = torch.device(device), recompute
         self._model = counted_model(self._config, device=self._device, rank=RANK, recompute=recompute)
@@ -74,7 +75,7 @@ class MemoryCase:
         """Return what the plan predicts: on a GPU all but CUDA's own memory, on a CPU what a micro-batch adds."""
         row = min(tokens, ROW[self._device.type])
         configuration = Configuration(
-            batch_size=tokens // row, grad_accum=PASSES, seq_len=row, checkpointing=self._recompute
+            batch_size=tokens // row, grad_accum=PASSES, seq_len=row, recompute=self._recompute
         )
         on_gpu = self._device.type == "cuda"
         memory: Vram = vram_parts(

@@ -31,9 +31,7 @@ def short_budget(
 ) -> Budget:
     """Choose the budget as on the whole device, then limit the allocator."""
     budget = replace(choose_budget(contract, config, device, *others, **more), cache_dequantised=False)
-    configuration = Configuration(
-        batch_size=1, grad_accum=1, seq_len=contract.exec.seq_len, checkpointing=budget.checkpointing
-    )
+    configuration = Configuration(batch_size=1, grad_accum=1, seq_len=contract.exec.seq_len, recompute=budget.recompute)
     needed = vram_parts(contract, config, configuration)
     fixed = needed.total - needed.runtime - needed.activations - needed.logits
     limit = fixed + SHARE * (needed.activations + needed.logits)

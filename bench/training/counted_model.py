@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
 
 from bench.training.shapes import SHAPES, Shape
 from shared.contract.sections import AdapterSection
+from shared.preflight.activations import Recompute
 from worker.training.data.batches import MicroBatch, collate
 from worker.training.data.prepared import Row
 from worker.training.model import attention, fused_functions
@@ -29,6 +30,7 @@ from worker.training.model.kernels.blocks import use_kernels
 from worker.training.model.linear_attention import use_own_scan
 from worker.training.model.load import attach_lora
 from worker.training.model.lora_fusion import fuse_lora
+from worker.training.model.recompute import set_recompute
 
 META = torch.device("meta")
 UNSUPERVISED = 0.7
@@ -93,7 +95,7 @@ def counted_model(
     device: torch.device = META,
     rank: int = 16,
     quantised: bool = True,
-    recompute: bool = False,
+    recompute: Recompute = Recompute.NONE,
     own_scan: bool = True,
 ) -> PeftModel:
     """Return the model as `worker/training/model/load.py` builds it, with random weights; in fp32 on a CPU, else in bf16.
@@ -112,9 +114,8 @@ def counted_model(
         use_kernels(model)
         model.set_attn_implementation(attention.DOCUMENTS)
         tuned = attach_lora(model.requires_grad_(False), AdapterSection(rank=rank, dropout=0), 0)
-    if recompute:
-        tuned.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
     fuse_lora(tuned, cache_dequantised=False)
+    set_recompute(tuned, recompute)
     return tuned.train()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from bench.training.counted_model import META, as_on_a_gpu, counted_model, micro_batch
 from bench.training.step_counter import Card, StepCounter
+from shared.preflight.activations import Recompute
 from worker.training.supervised import SupervisedMethod
 
 CARDS = {
@@ -15,7 +16,8 @@ CARDS = {
     "rtx4090": Card(bandwidth=0.85e12, products=140e12, products_fp32=60e12, attention=110e12),
 }
 """About four fifths of the published bandwidth and three fifths of the published rates: assumed."""
-NOW, RECOMPUTE, TORCH, REFERENCE = "now", "recompute", "torch", "reference"
+NOW, TORCH, REFERENCE = "now", "torch", "reference"
+RECOMPUTED = {f"recompute {one}": one for one in (Recompute.MLPS, Recompute.BLOCKS)}
 DIVISOR = 100.0
 """Divisor of the loss: any number."""
 
@@ -28,13 +30,13 @@ def count_step(
     Args:
         config: the keys of the model's config.json.
         tokens: of a row.
-        variant: ``now`` the trainer as it is; ``recompute`` with every block's activations recomputed; ``torch`` without
+        variant: ``now`` the trainer as it is; ``recompute mlps`` and ``recompute blocks``; ``torch`` without
             Triton's kernels; ``reference`` with transformers' linear attention, and without kernels.
         passes: micro-batches; from the second on there are gradients before.
     """
     counter, packed = StepCounter(card), variant != REFERENCE
-    with as_on_a_gpu(kernels=variant in (NOW, RECOMPUTE)):
-        model = counted_model(config, recompute=variant == RECOMPUTE, own_scan=packed)
+    with as_on_a_gpu(kernels=variant == NOW or variant in RECOMPUTED):
+        model = counted_model(config, recompute=RECOMPUTED.get(variant, Recompute.NONE), own_scan=packed)
         batch = micro_batch(rows, tokens, packed=packed)
         with counter:
             for _ in range(passes):

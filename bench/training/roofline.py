@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from bench.training.recipe import Recipe
 from bench.training.shapes import Shape
+from shared.preflight.activations import Recompute
 
 NF4_BYTES_PER_WEIGHT = 0.5 + 1 / 64 + 4 / (64 * 256)
 LORA_STATE_BYTES = 16
@@ -50,19 +54,19 @@ class Roofline:
         seconds = self.tokens * self.flops_per_token / self.device["flops"] + moved / self.device["bytes_per_second"]
         return self.tokens / seconds
 
-    def memory_floor(self, budget: dict[str, int]) -> int:
+    def memory_floor(self, budget: Mapping[str, Any]) -> int:
         """Return the bytes of NF4 weights, bf16 embeddings, adapter with its optimizer, and the minimal activations of
         a micro-batch.
 
         Args:
-            budget: the trainer's reported budget: ``tokens``, ``checkpointing``, ``cache_dequantised``.
+            budget: the trainer's reported budget: ``tokens``, ``recompute``, ``cache_dequantised``.
         """
         s = self.shape
         embeddings = 2 * s.hidden * s.vocabulary * (1 if s.tied else 2)
-        tokens = min(budget.get("tokens", self.recipe.seq_len), self.tokens // len(self.recipe.rates))
+        tokens: int = min(budget.get("tokens", self.recipe.seq_len), self.tokens // len(self.recipe.rates))
         # Bytes per token and layer that are saved for the backward pass, bf16: recomputing keeps a layer's input alone.
         minimal = 4 * (s.hidden + s.heads * s.head_dim + s.kv_heads * s.head_dim + s.intermediate)
-        per_layer = 2 * s.hidden if budget.get("checkpointing") else minimal
+        per_layer: int = 2 * s.hidden if budget.get("recompute") == Recompute.BLOCKS else minimal
         cache = 2 * self.weights if budget.get("cache_dequantised") else 0
         fixed = self.weights * NF4_BYTES_PER_WEIGHT + embeddings + LORA_STATE_BYTES * self.lora + cache
         return round(fixed + tokens * s.layers * per_layer)

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from bench.training.allocator import MemoryBlock, SimulatedAllocator
+
 PRODUCTS, ATTENTION, NF4, ELEMENTWISE = "matrix products", "attention", "NF4 to bf16", "elementwise"
 GROUPS = (PRODUCTS, ATTENTION, NF4, ELEMENTWISE)
 MULTIPLYING = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "linalg_solve_triangular"}
@@ -65,6 +67,7 @@ class StepCounter(TorchDispatchMode):
     Attributes:
         groups: the work by group.
         live, peak: bytes of the tensors that were made meanwhile: of those alive now, and the most at a time.
+        segments, expandable: allocators that hold them, as torch's own would by default, and as a worker sets it.
     """
 
     def __init__(self, card: Card) -> None:
@@ -72,6 +75,7 @@ class StepCounter(TorchDispatchMode):
         self.card = card
         self.groups: dict[str, Work] = defaultdict(Work)
         self.live = self.peak = 0
+        self.segments, self.expandable = SimulatedAllocator(expandable=False), SimulatedAllocator(expandable=True)
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = operation(*args, **(kwargs or {}))
@@ -107,12 +111,16 @@ class StepCounter(TorchDispatchMode):
 
     def _watch(self, made: Tensor) -> None:
         storage = made.untyped_storage()
-        self.live += storage.nbytes()
+        size = storage.nbytes()
+        self.live += size
         self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._forget, storage.nbytes()).atexit = False
+        places = (self.segments.take(size), self.expandable.take(size)) if size else ()
+        weakref.finalize(storage, self._forget, size, *places).atexit = False
 
-    def _forget(self, size: int) -> None:
+    def _forget(self, size: int, *places: MemoryBlock) -> None:
         self.live -= size
+        for allocator, place in zip((self.segments, self.expandable), places, strict=False):
+            allocator.give(place, size)
 
     def _count(self, operation: Any, name: str, args: Any, kwargs: Any, output: Any) -> None:
         if "varlen" in name or "dot_product" in name:

@@ -5,6 +5,8 @@ Counted from the trainer's own functions; `tests/shared/preflight/test_activatio
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from shared.base_models.config import LinearAttention, ModelConfig
 from shared.base_models.families import GATED_MLP, LINEAR, ActivationBytes
 from shared.base_models.tensors import lora_modules
@@ -12,6 +14,23 @@ from shared.contract.contracts import FineTuneContract
 
 DELTA_CHUNK = 64
 """Positions of linear attention whose updates are solved together (`worker/training/model/delta_rule.py`)."""
+
+
+class Recompute(StrEnum):
+    """Choice of what the backward pass computes again instead of keeping it; a later one needs less memory and more time, and
+    none changes a bit of the result.
+    """
+
+    NONE = "none"
+    MLPS = "mlps"
+    """The norms before attention and MLP, and the two wide products of each MLP."""
+    BLOCKS = "blocks"
+    """All of a block but its input."""
+
+    @property
+    def rank(self) -> int:
+        """Place among the choices, from the one that needs most memory."""
+        return list(Recompute).index(self)
 
 
 def is_fused(contract: FineTuneContract, config: ModelConfig) -> bool:
@@ -22,18 +41,23 @@ def is_fused(contract: FineTuneContract, config: ModelConfig) -> bool:
     return any(name.endswith(tuple(GATED_MLP)) for name in modules)
 
 
+def choices_of(contract: FineTuneContract, config: ModelConfig) -> tuple[Recompute, ...]:
+    """Return what the trainer can compute again: norms and MLPs only where it fuses whole MLPs."""
+    return tuple(Recompute) if is_fused(contract, config) else (Recompute.NONE, Recompute.BLOCKS)
+
+
 def activation_bytes(
-    config: ModelConfig, rank: int, compute_bytes: int, *, checkpointing: bool, fused: bool = False
+    config: ModelConfig, rank: int, compute_bytes: int, *, recompute: Recompute = Recompute.NONE, fused: bool = False
 ) -> int:
     """Return the bytes per token that the forward pass saves for the backward pass.
 
-    With checkpointing: one block's input a layer, and while a block is recomputed, all that this block saves.
+    If blocks are recomputed: one block's input a layer, and while a block is recomputed, all that this block saves.
 
     Args:
         fused: as the trainer computes on packed rows (`worker/training/model/fused_functions.py`).
     """
     blocks = _block_bytes(config, rank, compute_bytes, fused=fused)
-    if checkpointing:
+    if recompute is Recompute.BLOCKS:
         # One block at a time is recomputed, so memory holds the blocks' inputs and the largest block.
         return config.layers * config.hidden * compute_bytes + max(blocks)
     return sum(blocks)
@@ -46,26 +70,39 @@ def peak_bytes(
     *,
     tokens: int,
     logits: int,
-    checkpointing: bool,
+    recompute: Recompute,
     fused: bool,
     kernels: bool = True,
 ) -> int:
     """Return the most bytes of activations that are alive in addition to the logits' bytes.
 
     The logits are alive at the end of the forward pass only. Afterwards there is, in their place, what a block's
-    gradients need; and, with checkpointing, the block.
+    gradients need; and what is recomputed of it.
 
     Args:
         kernels: Triton's kernels run, if it is fused and on a GPU.
     """
     if not fused:
-        return tokens * activation_bytes(config, rank, compute_bytes, checkpointing=checkpointing)
+        return tokens * activation_bytes(config, rank, compute_bytes, recompute=recompute)
     blocks = _block_bytes(config, rank, compute_bytes, fused=True, kernels=kernels)
-    kept = config.layers * config.hidden * compute_bytes if checkpointing else sum(blocks)
-    block = max(blocks) if checkpointing else 0
+    gradients = _gradient_bytes(config, compute_bytes, kernels=kernels, recompute=recompute)
+    kept, block = sum(blocks), 0
+    if recompute is Recompute.BLOCKS:
+        kept, block = config.layers * config.hidden * compute_bytes, max(blocks)
+    elif recompute is Recompute.MLPS:
+        kept -= config.layers * _dropped_bytes(config, compute_bytes, kernels=kernels)
     weight = compute_bytes * config.hidden * config.intermediate
-    backward = tokens * (block + _gradient_bytes(config, compute_bytes, kernels=kernels)) + weight
+    backward = tokens * (block + gradients) + weight
     return tokens * kept + max(0, backward - logits)
+
+
+def _dropped_bytes(config: ModelConfig, compute_bytes: int, *, kernels: bool) -> int:
+    """Return what is not kept per token of a block whose norms and MLP are recomputed: two norms, and the outputs of gate
+    and up.
+    """
+    # Torch's norm in 16 bits keeps its input in fp32, and would need it in 16 bits as well to be computed again.
+    norms = 2 if compute_bytes == 4 or kernels else 0
+    return compute_bytes * (norms * config.hidden + 2 * config.intermediate)
 
 
 def _unit(config: ModelConfig, compute_bytes: int, *, fused: bool, kernels: bool) -> ActivationBytes:
@@ -114,13 +151,15 @@ def _state_bytes(linear: LinearAttention) -> int:
     return 4 * linear.key_head_dim * linear.value_dim // DELTA_CHUNK
 
 
-def _gradient_bytes(config: ModelConfig, compute_bytes: int, *, kernels: bool) -> int:
+def _gradient_bytes(config: ModelConfig, compute_bytes: int, *, kernels: bool, recompute: Recompute) -> int:
     """Return what the backward pass of a block needs beyond what it has saved, per token; a weight comes to it, which
     is dequantised where it is used.
     """
     # In 16 bits, which is on a GPU, a norm's gradient is one kernel, if kernels run; in torch it takes several tensors in fp32.
     norm = 4 * compute_bytes if compute_bytes == 2 and kernels else 20
     mlp = max(3 * compute_bytes * config.intermediate, norm * config.hidden)
+    dropped = _dropped_bytes(config, compute_bytes, kernels=kernels) if recompute is Recompute.MLPS else 0
+    mlp = max(mlp, 3 * compute_bytes * config.intermediate + dropped)
     if config.linear is None:
         return mlp
     linear = config.linear

@@ -13,6 +13,7 @@ from shared.base_models.config import ModelConfig
 from shared.contract.base_quant import is_open, pair_of, with_pair
 from shared.contract.choices import AdapterMethod, BaseQuant, HeldBase
 from shared.contract.contracts import FineTuneContract
+from shared.preflight.activations import Recompute
 from shared.preflight.estimate import longest_row, memory_limit, vram_parts
 from shared.preflight.types import BasePrecision, Configuration, Machine
 
@@ -67,7 +68,7 @@ def needed_bytes(contract: FineTuneContract, config: ModelConfig, tokens: int, *
     tokens.
     """
     unquantised = with_pair(contract, AdapterMethod.LORA, BaseQuant.NONE)
-    least = Configuration(batch_size=1, grad_accum=1, seq_len=tokens, checkpointing=True)
+    least = Configuration(batch_size=1, grad_accum=1, seq_len=tokens, recompute=Recompute.BLOCKS)
     return vram_parts(unquantised, config, least, on_gpu=on_gpu).total
 
 

@@ -17,7 +17,7 @@ from shared.contract.choices import BaseQuant, OptimizerKind
 from shared.contract.contracts import FineTuneContract
 from shared.contract.epochs import MOST_WATCHED
 from shared.contract.plan import planned_steps, validation_split
-from shared.preflight.activations import is_fused, peak_bytes
+from shared.preflight.activations import Recompute, choices_of, is_fused, peak_bytes
 from shared.preflight.memory import (
     adapter_file_bytes,
     cache_bytes,
@@ -67,7 +67,7 @@ def estimate(
     machine: Machine | None = None,
     supervised: float = 1.0,
     step_tokens: int | None = None,
-    checkpointing: bool = False,
+    recompute: Recompute = Recompute.NONE,
     on_gpu: bool = True,
     devices: int = 1,
 ) -> Estimate:
@@ -81,7 +81,7 @@ def estimate(
         machine: its speed decides the time; None: unknown.
         supervised: fraction of the tokens that carry loss.
         step_tokens: of the largest step, when known: on a CPU a micro-batch never has more.
-        checkpointing: recompute activations in the backward pass.
+        recompute: what is computed again in the backward pass.
         on_gpu: where it trains; see :func:`vram_parts`.
         devices: GPUs that share the job, each with ``vram_bytes``.
     """
@@ -90,7 +90,7 @@ def estimate(
         batch_size=exec_.batch_size,
         grad_accum=exec_.grad_accum,
         seq_len=exec_.seq_len,
-        checkpointing=checkpointing,
+        recompute=recompute,
         sequences=contract.sequences_per_row,
     )
     budget = None if vram_bytes is None else memory_limit(contract, vram_bytes)
@@ -128,7 +128,7 @@ def estimate(
         steps=steps,
         tokens=tokens and round(tokens * (1 + _reference_share(contract) + _replay_share(contract, epoch_rows))),
         supervised=supervised,
-        checkpointing=checkpointing,
+        recompute=recompute,
         on_gpu=on_gpu,
     )
     return Estimate(
@@ -192,7 +192,7 @@ def vram_parts(
         compute_bytes,
         tokens=tokens,
         logits=logits,
-        checkpointing=configuration.checkpointing,
+        recompute=configuration.recompute,
         fused=is_fused(contract, config),
         kernels=kernels,
     )
@@ -316,14 +316,15 @@ def nearest_fit(
     does.
 
     First the batch is halved and accumulation doubled, which leaves the result as it is (the loss weighs every token
-    the same); then activations are recomputed, with the batch as large as fits; then the devices hold the base in
+    the same); then activations are recomputed, norms and MLPs before whole blocks, with the batch as large as fits; then the devices hold the base in
     parts; last, rows are shortened. The trainer does all but the last on its own
     (`worker/training/model/memory_budget.py`).
     """
     # Changes of the result are outermost, neutral changes innermost: the first hit is the mildest change.
     seq_len = requested.seq_len
     while seq_len == requested.seq_len or seq_len >= MIN_SEQ_LEN:
-        for tried in _same_result(requested.model_copy(update={"seq_len": seq_len}), devices):
+        shorter = requested.model_copy(update={"seq_len": seq_len})
+        for tried in _same_result(shorter, devices, choices_of(contract, config)):
             needed = vram_parts(contract, config, tried, on_gpu=on_gpu).total
             if needed <= budget:
                 shortened, advice = seq_len != requested.seq_len, _advice(requested, tried)
@@ -332,13 +333,13 @@ def nearest_fit(
     return None
 
 
-def _same_result(requested: Configuration, devices: int) -> Iterator[Configuration]:
+def _same_result(requested: Configuration, devices: int, choices: Sequence[Recompute]) -> Iterator[Configuration]:
     """Iterate over configurations with the result of the requested one, the mildest change first."""
     pairs = same_effective_batch(requested.batch_size, requested.grad_accum)
-    ways = product(sorted({requested.holders, devices}), sorted({requested.checkpointing, True}), pairs)
-    for holders, checkpointing, (batch_size, grad_accum) in ways:
+    more = [one for one in choices if one.rank >= requested.recompute.rank]
+    for holders, recompute, (batch_size, grad_accum) in product(sorted({requested.holders, devices}), more, pairs):
         changes = {"batch_size": batch_size, "grad_accum": grad_accum}
-        yield requested.model_copy(update=changes | {"checkpointing": checkpointing, "holders": holders})
+        yield requested.model_copy(update=changes | {"recompute": recompute, "holders": holders})
 
 
 def same_effective_batch(batch_size: int, grad_accum: int) -> list[tuple[int, int]]:
@@ -355,8 +356,9 @@ def _advice(requested: Configuration, found: Configuration) -> str:
     steps = []
     if found.batch_size != requested.batch_size:
         steps.append(f"set exec.batch_size to {found.batch_size} and exec.grad_accum to {found.grad_accum}")
-    if found.checkpointing and not requested.checkpointing:
-        steps.append("recompute activations (gradient checkpointing)")
+    if found.recompute is not requested.recompute:
+        what = "whole blocks (gradient checkpointing)" if found.recompute is Recompute.BLOCKS else "norms and MLPs"
+        steps.append(f"recompute activations of {what}")
     if found.holders != requested.holders:
         steps.append(f"hold the base in parts on {found.holders} GPUs")
     if found.seq_len != requested.seq_len:

@@ -25,6 +25,7 @@ from shared.contract.plan import DataFile, ExecutionPlan, plan_finetune, reject_
 from shared.contract.presets import AUTO, Resolution, auto_row, resolve_contract
 from shared.contract.refusals import RefusalContext, check_refusals, target_device
 from shared.errors import Code, ContractRejected
+from shared.preflight.activations import Recompute
 from shared.preflight.base_model import check_targets, preflight_model, read_model_type
 from shared.preflight.base_precision import decide
 from shared.preflight.data_files import Findings, JobFiles, Kind, read_files
@@ -277,7 +278,7 @@ def _estimate(
         supervised=supervision.supervised_tokens / supervision.tokens if supervision.tokens else 1.0,
         # Rows that are padded take the longest row's tokens each.
         step_tokens=None if config.linear else largest_step(contract, supervision),
-        checkpointing=on_gpu,
+        recompute=Recompute.BLOCKS if on_gpu else Recompute.NONE,
         on_gpu=on_gpu,
         devices=machine.sharers(contract, on_gpu=on_gpu),
     )

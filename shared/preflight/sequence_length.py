@@ -20,6 +20,7 @@ from shared.contract.preset_files import Values
 from shared.contract.presets import Resolution
 from shared.contract.refusals import MOBILE_LIMITS
 from shared.errors import MensError
+from shared.preflight.activations import Recompute
 from shared.preflight.estimate import memory_limit, same_effective_batch, vram_parts
 from shared.preflight.types import Configuration, JobRequest, Machine
 
@@ -105,7 +106,7 @@ def _tokens_that_fit(contract: FineTuneContract, config: ModelConfig, machine: M
     holders = machine.sharers(contract, on_gpu=on_gpu)
 
     def needed(tokens: int) -> int:
-        one_row = Configuration(batch_size=1, grad_accum=1, seq_len=tokens, checkpointing=True, holders=holders)
+        one_row = Configuration(batch_size=1, grad_accum=1, seq_len=tokens, recompute=Recompute.BLOCKS, holders=holders)
         return vram_parts(contract, config, one_row, on_gpu=on_gpu).total
 
     # Memory grows with tokens, at a rate that changes where the logits are no longer the largest part of its peak.

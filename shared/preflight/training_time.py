@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from shared.base_models.config import ModelConfig
 from shared.base_models.families import FULL
-from shared.base_models.tensors import linear_layers, parameter_count
+from shared.base_models.tensors import linear_layers, lora_modules, parameter_count
 from shared.contract.contracts import FineTuneContract
 from shared.contract.sections import AdapterSection
+from shared.preflight.activations import Recompute
 from shared.preflight.memory import lora_tensors
 from shared.preflight.types import Machine, TrainingTime
 
@@ -77,21 +78,23 @@ class Workload:
         attention: n_h · d · L over the layers of full attention. A linear-attention layer's work besides its
             projections is left out, so the MFU of a hybrid model is reported a little low.
         head: hidden size times vocabulary, h · V.
-        checkpointing: whether activations are computed twice.
+        recompute: what is computed twice.
+        mlps: weights of gate and up, and of their B's: what is computed twice where MLPs are.
     """
 
     linears: int
     lora: int
     attention: int
     head: int
-    checkpointing: bool
+    recompute: Recompute = Recompute.NONE
+    mlps: int = 0
 
     def flops_per_token(self, attended: float, supervised: float) -> float:
         """Return the FLOPs of forward and backward pass for a token.
 
         ``4N + 6·lora + 3·(4·n_h·d·L·K) + 4·h·V·t``: a frozen layer has a forward product and one for the gradient of
-        its input, a trained one also one for its weight; the head is computed for supervised positions only. With
-        checkpointing the blocks' forward pass runs twice: ``+ 2N + 2·lora + 4·n_h·d·L·K``.
+        its input, a trained one also one for its weight; the head is computed for supervised positions only. If blocks
+        are recomputed their forward pass runs twice: ``+ 2N + 2·lora + 4·n_h·d·L·K``; of MLPs two products do.
 
         Args:
             attended: K, mean number of keys that a query attends to.
@@ -99,17 +102,24 @@ class Workload:
         """
         keys = 4 * self.attention * attended
         flops = 4 * self.linears + 6 * self.lora + 3 * keys + 4 * self.head * supervised
-        return flops + (2 * self.linears + 2 * self.lora + keys if self.checkpointing else 0)
+        again = {Recompute.MLPS: 2 * self.mlps, Recompute.BLOCKS: 2 * self.linears + 2 * self.lora + keys}
+        return flops + again.get(self.recompute, 0)
 
 
-def workload(config: ModelConfig, adapter: AdapterSection, *, checkpointing: bool) -> Workload:
+def workload(config: ModelConfig, adapter: AdapterSection, *, recompute: Recompute = Recompute.NONE) -> Workload:
     """Return the costs of tuning a base model with an adapter."""
+    wide = ("mlp.gate_proj", "mlp.up_proj")
+    ups = {
+        name: sizes[1] for name, sizes in lora_modules(config, adapter.target_modules).items() if name.endswith(wide)
+    }
+    frozen = sum(inputs * outputs for name, (inputs, outputs) in linear_layers(config).items() if name.endswith(wide))
     return Workload(
         linears=sum(inputs * outputs for inputs, outputs in linear_layers(config).values()),
         lora=parameter_count(lora_tensors(config, adapter.rank, adapter.target_modules)),
         attention=config.query_dim * config.layer_types.count(FULL),
         head=config.hidden * config.vocab,
-        checkpointing=checkpointing,
+        recompute=recompute,
+        mlps=frozen + adapter.rank * sum(ups.values()),
     )
 
 
@@ -121,7 +131,7 @@ def training_time(
     steps: int,
     tokens: int | None,
     supervised: float,
-    checkpointing: bool,
+    recompute: Recompute,
     on_gpu: bool,
 ) -> TrainingTime:
     """Estimate the seconds of training, with their basis.
@@ -129,7 +139,7 @@ def training_time(
     Args:
         steps: optimizer steps of the job. tokens: trained tokens of all epochs, when known.
         supervised: fraction of the tokens that carry loss.
-        checkpointing: whether activations are recomputed.
+        recompute: what is computed again in the backward pass.
         on_gpu: which of the machine's devices trains.
     """
     if tokens is not None and machine.tokens_per_second:
@@ -142,7 +152,7 @@ def training_time(
         )
     speed = _device_flops(machine, on_gpu=on_gpu)
     if tokens is not None and speed is not None:
-        work = workload(config, contract.adapter, checkpointing=checkpointing)
+        work = workload(config, contract.adapter, recompute=recompute)
         # A row's keys: half of its length on average; the longest length bounds it.
         flops = work.flops_per_token(contract.exec.seq_len / 2, supervised)
         return TrainingTime(

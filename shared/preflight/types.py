@@ -17,6 +17,7 @@ from shared.contract.parent import PlannedParent
 from shared.contract.plan import ExecutionPlan
 from shared.contract.presets import Source
 from shared.datasets.report_types import DataReport
+from shared.preflight.activations import Recompute
 from shared.replicas import ServedBaseName, Weights
 from shared.tokenization.supervision_report import SupervisionReport
 
@@ -300,7 +301,7 @@ class Configuration(PreflightValue):
     batch_size: int
     grad_accum: int
     seq_len: int
-    checkpointing: bool
+    recompute: Recompute = Recompute.NONE
     sequences: int = Field(1, description="Sequences of a row: two for a pair of answers.")
     holders: int = Field(1, description="GPUs that each hold a part of the frozen base; 1: it is whole on each.")
 

@@ -44,8 +44,11 @@ RUNS = {
     "bench.gpu --device cpu --acceptance memory": ("G4-estimate", "tiny"),
     "bench.gpu --device cpu --acceptance scan": ("A5-own-values A5-growth A5-fla-values A5-speed", "reference|own|fla"),
     "bench.gpu --device cpu --acceptance kernels": ("A6", "norm and sum|norm of queries|rotary embeddings|SwiGLU"),
-    "bench.roofline": ("P1", "matrix products|attention|NF4 to bf16|elementwise|now|recompute|torch"),
-    "bench.roofline --model qwen3.5-4b": ("P2", "now|recompute|torch|reference"),
+    "bench.roofline": (
+        "P1",
+        "matrix products|attention|NF4 to bf16|elementwise|now|recompute mlps|recompute blocks|torch",
+    ),
+    "bench.roofline --model qwen3.5-4b": ("P2", "now|recompute mlps|recompute blocks|torch|reference"),
     "bench.merge": ("C4", "mens|peft-f32|peft-bf16"),
     "bench.equal_runs": ("T1", "two-threads"),
     "bench.gateway": ("C7 C7-names", "direct|gateway|bare|names|foreign"),

@@ -133,7 +133,7 @@ class TrainingContext:
     def machine(self) -> MeasuredDevice:
         """Return the properties of the device that telemetry needs."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
-        work = workload(self.config, self.plan.contract.adapter, checkpointing=self.budget.checkpointing)
+        work = workload(self.config, self.plan.contract.adapter, recompute=self.budget.recompute)
         peak = dense_bf16_peak(name)
         of_all = peak and peak * self.distributed.size
         return MeasuredDevice(work=work, peak_flops=of_all, peak_memory=lambda: peak_bytes(self.device))

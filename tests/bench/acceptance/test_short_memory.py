@@ -30,7 +30,7 @@ def test_limit_lies_between_the_longest_row_and_the_planned_micro_batch(monkeypa
     budget = short_budget(contract, config, torch.device("cuda"))
 
     def needed(tokens: int) -> int:
-        asked = Configuration(batch_size=1, grad_accum=1, seq_len=tokens, checkpointing=budget.checkpointing)
+        asked = Configuration(batch_size=1, grad_accum=1, seq_len=tokens, recompute=budget.recompute)
         found = vram_parts(contract, config, asked)
         return found.total - found.runtime
 

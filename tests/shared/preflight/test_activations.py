@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shared.base_models.config import ModelConfig, parse_model_config
-from shared.preflight.activations import DELTA_CHUNK, activation_bytes, is_fused
+from shared.preflight.activations import DELTA_CHUNK, Recompute, activation_bytes, is_fused
 from shared.preflight.estimate import vram_parts
 from shared.preflight.types import Configuration, Vram
 from tests.support.base_configs import QWEN3_8B
@@ -30,7 +30,7 @@ def counted(
     config: dict[str, Any],
     *,
     on_gpu: bool,
-    recompute: bool,
+    recompute: Recompute,
     rows: int = ROWS,
     tokens: int = TOKENS,
     kernels: bool = True,
@@ -56,31 +56,31 @@ def planned(
     config: ModelConfig,
     *,
     on_gpu: bool,
-    recompute: bool,
+    recompute: Recompute,
     rows: int = ROWS,
     tokens: int = TOKENS,
     kernels: bool = True,
 ) -> tuple[int, Vram]:
-    asked = Configuration(batch_size=rows, grad_accum=2, seq_len=tokens, checkpointing=recompute)
+    asked = Configuration(batch_size=rows, grad_accum=2, seq_len=tokens, recompute=recompute)
     requested = contract(adapter={"rank": RANK})
     found = vram_parts(requested, config, asked, on_gpu=on_gpu, supervised=SUPERVISED, kernels=kernels)
     return found.activations + found.logits + found.gradients, found
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("recompute", [False, True], ids=["saved", "recomputed"])
+@pytest.mark.parametrize("recompute", Recompute)
 @pytest.mark.parametrize("on_gpu", [True, False], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("name", MODELS)
-def test_planned_activations_are_those_that_are_alive(name: str, on_gpu: bool, recompute: bool) -> None:
+def test_planned_activations_are_those_that_are_alive(name: str, on_gpu: bool, recompute: Recompute) -> None:
     plan, parts = planned(parse_model_config(MODELS[name]), on_gpu=on_gpu, recompute=recompute)
     assert plan == pytest.approx(counted(MODELS[name], on_gpu=on_gpu, recompute=recompute), rel=0.1), parts
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("recompute", [False, True], ids=["saved", "recomputed"])
+@pytest.mark.parametrize("recompute", Recompute)
 @pytest.mark.parametrize("name", MODELS)
-def test_without_kernels_what_torch_saves_is_planned(name: str, recompute: bool) -> None:
-    more: dict[str, bool] = {"on_gpu": True, "recompute": recompute, "kernels": False}
+def test_without_kernels_what_torch_saves_is_planned(name: str, recompute: Recompute) -> None:
+    more: dict[str, Any] = {"on_gpu": True, "recompute": recompute, "kernels": False}
     plan, parts = planned(parse_model_config(MODELS[name]), **more)
     assert plan == pytest.approx(counted(MODELS[name], **more), rel=0.1), parts
 
@@ -88,20 +88,20 @@ def test_without_kernels_what_torch_saves_is_planned(name: str, recompute: bool)
 def test_an_8b_model_needs_more_without_kernels() -> None:
     """Counted by `bench/training/paper_step.py:count_step`, variant ``torch``. Fails while 17 GB are planned for it."""
     config, size = parse_model_config(QWEN3_8B), {"rows": 2, "tokens": 2048}
-    plan, _ = planned(config, on_gpu=True, recompute=False, kernels=False, **size)
+    plan, _ = planned(config, on_gpu=True, recompute=Recompute.NONE, kernels=False, **size)
     assert plan == pytest.approx(20.99e9, rel=0.1)
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("recompute", [False, True], ids=["saved", "recomputed"])
-def test_blocks_of_an_8b_model_need_on_a_gpu_what_is_planned(recompute: bool) -> None:
+@pytest.mark.parametrize("recompute", Recompute)
+def test_blocks_of_an_8b_model_need_on_a_gpu_what_is_planned(recompute: Recompute) -> None:
     raw, size = QWEN3_8B | {"num_hidden_layers": 6}, {"rows": 2, "tokens": 2048}
     plan, parts = planned(parse_model_config(raw), on_gpu=True, recompute=recompute, **size)
     assert plan == pytest.approx(counted(raw, on_gpu=True, recompute=recompute, **size), rel=0.1), parts
 
 
-@pytest.mark.parametrize(("recompute", "alive"), [(False, 17.22e9), (True, 2.19e9)])
-def test_plan_of_an_8b_model_is_what_was_counted(recompute: bool, alive: float) -> None:
+@pytest.mark.parametrize(("recompute", "alive"), [(Recompute.NONE, 17.22e9), (Recompute.BLOCKS, 2.19e9)])
+def test_plan_of_an_8b_model_is_what_was_counted(recompute: Recompute, alive: float) -> None:
     """Counted by `bench/training/paper_step.py:count_step` in the second of two micro-batches. Fails while the plan is
     for PEFT's unfused layers (43.6 GB), or for norms in torch (21 GB).
     """
@@ -123,5 +123,5 @@ def test_what_is_not_fused_keeps_more() -> None:
     assert not is_fused(contract(adapter={"dropout": 0.1}), config)
     assert not is_fused(contract(adapter={"target_modules": ["q_proj"]}), config)
     assert not is_fused(contract(), parse_model_config(RAW["gpt2"]))
-    fused, plain = (activation_bytes(config, RANK, 2, checkpointing=False, fused=one) for one in (True, False))
+    fused, plain = (activation_bytes(config, RANK, 2, fused=one) for one in (True, False))
     assert fused < 0.5 * plain

@@ -14,7 +14,7 @@ from shared.base_models.config import ModelConfig, parse_model_config
 from shared.base_models.families import SPECS
 from shared.base_models.tensors import linear_layers
 from shared.contract.plan import optimizer_steps
-from shared.preflight.activations import activation_bytes
+from shared.preflight.activations import Recompute, activation_bytes
 from shared.preflight.estimate import RUNTIME_BYTES, VRAM_FRACTION, estimate, nearest_fit, vram_parts
 from shared.preflight.memory import (
     CHUNK_ELEMENTS,
@@ -152,9 +152,9 @@ def saved_bytes(tuned: Any, rows: int, length: int, **packed: Any) -> int:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.BLOCKS])
 @pytest.mark.parametrize("name", [spec.model_types[-1] for spec in SPECS.values()])
-def test_activations_are_what_autograd_saves(name: str, checkpointing: bool, dtype: str, tmp_path: Path) -> None:
+def test_activations_are_what_autograd_saves(name: str, recompute: Recompute, dtype: str, tmp_path: Path) -> None:
     """As transformers and PEFT compute; `test_activations.py` has the trainer's fused layers."""
     import torch
 
@@ -167,14 +167,14 @@ def test_activations_are_what_autograd_saves(name: str, checkpointing: bool, dty
     tuned = with_lora(base, RANK).train()
     config = config_of(name)
     real = saved_bytes(tuned, 4, 64) / (4 * 64)
-    planned = activation_bytes(config, RANK, compute.itemsize, checkpointing=False)
-    if not checkpointing:
+    planned = activation_bytes(config, RANK, compute.itemsize)
+    if recompute is Recompute.NONE:
         assert planned == pytest.approx(real, rel=0.03)
         return
     tuned.base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
     kept = saved_bytes(tuned, 4, 64) / (4 * 64)
     floor = config.layers * config.hidden * compute.itemsize
-    assert floor <= kept <= activation_bytes(config, RANK, compute.itemsize, checkpointing=True)
+    assert floor <= kept <= activation_bytes(config, RANK, compute.itemsize, recompute=recompute)
 
 
 def test_memory_of_an_8b_model_is_the_published_floor() -> None:
@@ -225,14 +225,14 @@ def test_logits_are_those_of_one_chunk() -> None:
 def test_8192_tokens_of_an_8b_model_fit_24_gib() -> None:
     """Fails while the logits of the whole row are counted, which the trainer never holds."""
     requested = contract(exec={"batch_size": 1, "seq_len": 8192})
-    found = estimate(requested, QWEN3_8B, rows=9, vram_bytes=24 * GIB, checkpointing=True)
+    found = estimate(requested, QWEN3_8B, rows=9, vram_bytes=24 * GIB, recompute=Recompute.BLOCKS)
     assert found.fits
 
 
 def test_what_is_on_every_gpu_is_not_split_among_them() -> None:
     """Fails while the memory of four GPUs counts as one."""
     requested = contract(exec={"batch_size": 1, "grad_accum": 4, "seq_len": 32_768})
-    found = estimate(requested, QWEN3_8B, rows=9, vram_bytes=22 * GIB, checkpointing=True, devices=4)
+    found = estimate(requested, QWEN3_8B, rows=9, vram_bytes=22 * GIB, recompute=Recompute.BLOCKS, devices=4)
     assert not found.possible
     nearest = found.nearest_fit
     assert nearest is not None
@@ -241,7 +241,7 @@ def test_what_is_on_every_gpu_is_not_split_among_them() -> None:
 
 def test_a_base_in_parts_is_advised_where_it_fits_no_other_way() -> None:
     requested = contract(exec={"batch_size": 1, "grad_accum": 4, "seq_len": 512})
-    found = estimate(requested, QWEN3_8B, rows=9, vram_bytes=8 * GIB, checkpointing=True, devices=4)
+    found = estimate(requested, QWEN3_8B, rows=9, vram_bytes=8 * GIB, recompute=Recompute.BLOCKS, devices=4)
     assert found.possible
     nearest = found.nearest_fit
     assert nearest is not None
@@ -260,17 +260,21 @@ def test_smaller_batch_comes_first() -> None:
     shape = found.configuration
     assert shape.batch_size < 16
     assert shape.batch_size * shape.grad_accum == 32
-    assert (shape.seq_len, shape.checkpointing, found.changes_result) == (1024, False, False)
+    assert (shape.seq_len, shape.recompute, found.changes_result) == (1024, Recompute.NONE, False)
     assert found.advice.startswith(f"Set exec.batch_size to {shape.batch_size}")
 
 
-def test_checkpointing_comes_second_and_keeps_the_batch_that_fits() -> None:
+@pytest.mark.parametrize(
+    ("gib", "recompute", "advised"),
+    [(40, Recompute.MLPS, "of norms and MLPs"), (20, Recompute.BLOCKS, "of whole blocks")],
+)
+def test_recomputing_comes_second_and_keeps_the_batch_that_fits(gib: int, recompute: Recompute, advised: str) -> None:
     requested = contract(exec={"batch_size": 16, "grad_accum": 1, "seq_len": 8192})
-    found = estimate(requested, QWEN3_8B, rows=100, vram_bytes=40 * GIB).nearest_fit
+    found = estimate(requested, QWEN3_8B, rows=100, vram_bytes=gib * GIB).nearest_fit
     assert found is not None
-    assert (found.configuration.checkpointing, found.configuration.seq_len) == (True, 8192)
+    assert (found.configuration.recompute, found.configuration.seq_len) == (recompute, 8192)
     assert not found.changes_result
-    assert "checkpointing" in found.advice
+    assert advised in found.advice
 
 
 def test_shorter_rows_come_last_and_are_flagged() -> None:
@@ -294,12 +298,12 @@ def test_nothing_fits_a_tiny_device() -> None:
     accum=st.integers(1, 64),
     seq_len=st.integers(8, 1 << 16),
     gib=st.integers(1, 160),
-    checkpointing=st.booleans(),
+    recompute=st.sampled_from(Recompute),
 )
 def test_nearest_fit_fits_and_keeps_the_effective_batch(
-    batch: int, accum: int, seq_len: int, gib: int, checkpointing: bool
+    batch: int, accum: int, seq_len: int, gib: int, recompute: Recompute
 ) -> None:
-    requested = Configuration(batch_size=batch, grad_accum=accum, seq_len=seq_len, checkpointing=checkpointing)
+    requested = Configuration(batch_size=batch, grad_accum=accum, seq_len=seq_len, recompute=recompute)
     found = nearest_fit(contract(), QWEN3_8B, requested, gib * GIB)
     if found is None:
         return

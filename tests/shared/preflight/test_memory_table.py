@@ -10,6 +10,7 @@ import pytest
 
 from shared.base_models.config import ModelConfig, parse_model_config
 from shared.base_models.tensors import expected_tensors, parameter_count
+from shared.preflight.activations import Recompute
 from shared.preflight.estimate import vram_parts
 from shared.preflight.types import Configuration
 from tests.support.base_configs import QWEN3_06B, QWEN3_8B
@@ -44,7 +45,9 @@ BASES = {
 def training(config: ModelConfig, quant: str, *, on_gpu: bool) -> str:
     """Memory of a row of 2,048 tokens, as the table writes it."""
     requested = contract(quant={"base": quant}, adapter={"rank": 16, "method": "qlora" if quant == "nf4" else "lora"})
-    row = Configuration(batch_size=1, grad_accum=1, seq_len=2048, checkpointing=on_gpu)
+    row = Configuration(
+        batch_size=1, grad_accum=1, seq_len=2048, recompute=Recompute.BLOCKS if on_gpu else Recompute.NONE
+    )
     return f"{vram_parts(requested, config, row, on_gpu=on_gpu).total / GIB:.1f} GiB"
 
 

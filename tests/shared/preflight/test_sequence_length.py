@@ -16,6 +16,7 @@ from shared.contract.flat_keys import parse_contract
 from shared.contract.presets import resolve_contract
 from shared.hashing import digest_file
 from shared.preflight import data_files
+from shared.preflight.activations import Recompute
 from shared.preflight.estimate import VRAM_FRACTION, estimate
 from shared.preflight.pipeline import preflight
 from shared.preflight.sequence_length import STEP, UNKNOWN_MEMORY_TOKENS, OpenLength, open_length
@@ -138,7 +139,7 @@ def fits(
     config: ModelConfig, memory: int, seq_len: int, batch: int, accumulated: int, *, on_gpu: bool = True
 ) -> bool | None:
     asked = contract(seq_len=seq_len, batch_size=batch, grad_accum=accumulated)
-    return estimate(asked, config, rows=100, vram_bytes=memory, checkpointing=True, on_gpu=on_gpu).fits
+    return estimate(asked, config, rows=100, vram_bytes=memory, recompute=Recompute.BLOCKS, on_gpu=on_gpu).fits
 
 
 @pytest.mark.parametrize("vocab", [1_000, 200_000])

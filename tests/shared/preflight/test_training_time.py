@@ -14,6 +14,7 @@ import cli.this_machine
 from cli.this_machine import this_machine
 from shared.base_models.config import parse_model_config
 from shared.contract.contracts import FineTuneContract
+from shared.preflight.activations import Recompute
 from shared.preflight.estimate import estimate, largest_step, vram_parts
 from shared.preflight.memory import cache_bytes
 from shared.preflight.training_time import CPU_CORE_FLOPS, GPU_SHARE, dense_bf16_peak, workload
@@ -66,7 +67,7 @@ def test_a_time_says_what_it_covers() -> None:
 def test_a_guess_is_the_models_flops_over_the_devices_speed(machine: Machine, flops: float) -> None:
     requested, on_gpu = contract(), machine.device != "cpu"
     needs = estimate(requested, QWEN3_8B, rows=100, mean_tokens=80.0, machine=machine, on_gpu=on_gpu)
-    work = workload(QWEN3_8B, requested.adapter, checkpointing=False)
+    work = workload(QWEN3_8B, requested.adapter, recompute=Recompute.NONE)
     assert needs.tokens
     expected = needs.tokens * work.flops_per_token(requested.exec.seq_len / 2, 1.0) / flops
     assert needs.seconds == needs.time.seconds == pytest.approx(expected)
@@ -114,7 +115,7 @@ def test_on_a_cpu_a_steps_real_tokens_decide_memory(held: dict[str, dict[str, st
     def memory(tokens: int | None, *, on_gpu: bool) -> int:
         return estimate(requested, QWEN3_8B, rows=100, step_tokens=tokens, on_gpu=on_gpu).vram_bytes
 
-    same = Configuration(batch_size=1, grad_accum=1, seq_len=660, checkpointing=False)
+    same = Configuration(batch_size=1, grad_accum=1, seq_len=660, recompute=Recompute.NONE)
     cache = cache_bytes(requested, QWEN3_8B, 4)
     assert (cache > 0) == (not held)
     assert memory(660, on_gpu=False) == cache + vram_parts(requested, QWEN3_8B, same, on_gpu=False).total

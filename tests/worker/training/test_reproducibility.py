@@ -15,11 +15,13 @@ import worker.training.model.memory_budget
 import worker.training.reproducibility
 from shared.artifacts.manifests import WEIGHTS_NAME
 from shared.hashing import digest_file
+from shared.preflight.activations import choices_of
+from shared.preflight.estimate import memory_limit
 from tests.support.builders import contract
 from tests.support.training_runs import ROWS
 from worker.run_folder import ADAPTER_FOLDER, METRICS_NAME, SUMMARY_NAME, TRAINING_MANIFEST_NAME, read_json
 from worker.training.model.load import read_config
-from worker.training.model.memory_budget import cpu_budget
+from worker.training.model.memory_budget import Way, cpu_budget, predict
 from worker.training.reproducibility import environment, explain, inexact_reasons
 
 HERE = environment(torch.device("cpu"))
@@ -93,25 +95,29 @@ def test_free_memory_changes_no_bit(tiny, tmp_path, monkeypatch, adapter):
 def test_tokens_of_a_cpus_micro_batch_do_not_depend_on_free_memory(tiny_config, limit, free, batch, length):
     made = contract(exec={"batch_size": batch, "seq_len": length})
     some, none = cpu_budget(made, tiny_config, limit, free), cpu_budget(made, tiny_config, limit, 0)
-    assert (some.tokens, some.checkpointing) == (none.tokens, none.checkpointing)
+    assert (some.tokens, some.recompute) == (none.tokens, none.recompute)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_activations_that_are_recomputed_change_no_bit(tiny, tmp_path, monkeypatch, dropout):
+def test_activations_that_are_recomputed_change_no_bit(tiny, tiny_config, tmp_path, monkeypatch, dropout):
     """A machine whose memory is too small for all of them makes what a larger one does."""
     run = tiny.plan_run(
         tmp_path, exec={"batch_size": 1, "checkpoint_every": 3}, adapter={"rank": 4, "dropout": dropout}
     )
-    made, recomputed = [], []
-    for total_bytes in (1 << 50, 0):
+    asked, made, recomputed = run.plan.contract, [], []
+    expected = choices_of(asked, tiny_config)
+    for recompute in expected:
+        least = Way(asked.exec.seq_len, recompute)
+        share = memory_limit(asked, 1 << 30) / (1 << 30)
+        total_bytes = 1 + int(predict(asked, tiny_config, least, on_gpu=False) / share)
         monkeypatch.setattr(worker.training.model.memory_budget, "allowed_memory", lambda total=total_bytes: total)
         run_dir = tiny.train(run, tmp_path / str(total_bytes))
         made.append([digest_file(run_dir / ADAPTER_FOLDER / WEIGHTS_NAME), digest_file(run_dir / METRICS_NAME)])
         engine = read_json(run_dir / TRAINING_MANIFEST_NAME)["engine"]
         assert engine["environment"]["tokens"] == str(engine["tokens"]) == str(run.plan.contract.exec.seq_len)
-        recomputed.append(engine["checkpointing"])
-    assert made[0] == made[1]
-    assert recomputed == [False, True]
+        recomputed.append(engine["recompute"])
+    assert len({tuple(one) for one in made}) == 1
+    assert recomputed == list(expected)
 
 
 @pytest.fixture(scope="module")

@@ -63,11 +63,13 @@ def pair_up(scales: Sequence[float], lora: Sequence[Tensor | None]) -> list[Proj
     return [ProjectionLora(*three) for three in zip(scales, lora[::2], lora[1::2], strict=True)]
 
 
-def project(x: Tensor, frozen: Sequence[Frozen], adapters: Sequence[ProjectionLora]) -> tuple[list[Tensor], Tensor]:
+def project(
+    x: Tensor, frozen: Sequence[Frozen], adapters: Sequence[ProjectionLora], thin: Tensor | None = None
+) -> tuple[list[Tensor], Tensor]:
     """Return outputs (..., out) of projections of the same x (..., in), and their ``x Aᵀ`` side by side, (tokens,
-    ranks).
+    ranks), which may be known.
     """
-    thin = _all_thin(_rows(x), adapters)
+    thin = _all_thin(_rows(x), adapters) if thin is None else thin
     outputs = []
     for layer, adapter, part in zip(frozen, adapters, _per_adapter(thin, adapters, 1), strict=True):
         y = linear(x, layer.weight(), layer.bias)
@@ -179,17 +181,19 @@ class SwiGlu(torch.autograd.Function):
     """``down(silu(gate(x)) ⊙ up(x))`` (arXiv 2002.05202 §2), each of the three a projection with or without LoRA.
 
     Only the outputs of gate and up are kept from its wide intermediates (tokens, inner), two of the four that autograd
-    would keep; their product is recomputed in backward.
+    would keep; their product is recomputed in backward, and so are they if the memory is scarce.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, frozen: Sequence[Frozen], scales: Sequence[float], *lora: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, frozen: Sequence[Frozen], scales: Sequence[float], recomputes: bool, *lora: Tensor | None
+    ) -> Tensor:
         """y (..., out) of x (..., in); frozen layers, scales and pairs A, B in the order gate, up, down."""
         adapters = pair_up(scales, lora)
         (gate, up), thin = project(x, frozen[:2], adapters[:2])
         (y,), inner_thin = project(gated(gate, up), frozen[2:], adapters[2:])
         ctx.frozen, ctx.scales = frozen, scales
-        ctx.save_for_backward(x, thin, gate, up, inner_thin, *lora)
+        ctx.save_for_backward(x, thin, *((None, None) if recomputes else (gate, up)), inner_thin, *lora)
         return y
 
     @staticmethod
@@ -197,12 +201,14 @@ class SwiGlu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, thin, gate, up, inner_thin, *lora = ctx.saved_tensors
         adapters = pair_up(ctx.scales, lora)
+        if gate is None:
+            (gate, up), _ = project(x, ctx.frozen[:2], adapters[:2], thin)
         d_gate, d_up, learnt_down = _through_down(grad, gate, up, inner_thin, ctx.frozen[2:], adapters[2:])
         grads, outer = (d_gate, d_up), adapters[:2]
         slim = slim_gradients(grads, thin, outer)
         learnt = adapter_gradients(grads, x, thin, slim, outer)
         dx = input_gradient(grads, x, slim, ctx.frozen[:2], outer) if ctx.needs_input_grad[0] else None
-        return dx, None, None, *learnt, *learnt_down
+        return dx, None, None, None, *learnt, *learnt_down
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:

@@ -159,10 +159,15 @@ class _Member:
 
 
 class FusedMlp:
-    """A SwiGLU MLP as one function."""
+    """A SwiGLU MLP as one function.
+
+    Attributes:
+        recomputes: the outputs of gate and up are computed again in the backward pass.
+    """
 
     def __init__(self, mlp: nn.Module, projections: Sequence[Projection]) -> None:
         self.mlp, self.projections = mlp, projections
+        self.recomputes = False
         self.original: Callable[..., Tensor] = mlp.forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -176,7 +181,7 @@ class FusedMlp:
 
     def compute(self, x: Tensor) -> Tensor:
         scales = [one.scale for one in self.projections]
-        return SwiGlu.apply(x, self.projections, scales, *_flat_lora(self.projections))  # type: ignore[no-any-return, no-untyped-call]
+        return SwiGlu.apply(x, self.projections, scales, self.recomputes, *_flat_lora(self.projections))  # type: ignore[no-any-return, no-untyped-call]
 
     def _is_as_fused(self, x: Tensor) -> bool:
         """Return whether the MLP is still as fused: unloading the adapter replaces the three modules."""

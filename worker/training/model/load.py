@@ -34,6 +34,7 @@ from worker.training.model.kernels.choice import runs_kernels
 from worker.training.model.linear_attention import use_own_scan
 from worker.training.model.lora_fusion import FusionReport, fuse_lora
 from worker.training.model.memory_budget import Budget
+from worker.training.model.recompute import set_recompute
 
 
 def pick_device(requested: DeviceSection, local_rank: int = 0) -> torch.device:
@@ -145,10 +146,8 @@ def build_model(
     model = attach_lora(loaded, contract.adapter, contract.exec.seed)
     if start:
         start(model)
-    if budget.checkpointing:
-        # Not reentrant, so the frozen embeddings' output needs no gradient for the blocks to be differentiated.
-        model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
     fused = fuse_lora(model, cache_dequantised=budget.cache_dequantised)
+    set_recompute(model, budget.recompute)
     if budget.shard_base:
         shard_base(model, device)
     return model, replace(fused, kernels=runs_kernels(torch.empty(0, device=device)))

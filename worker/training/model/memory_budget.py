@@ -2,7 +2,7 @@
 
 On an accelerator the plan's own memory arithmetic (`shared/preflight/estimate.py`) decides, fastest choice first:
 nothing is recomputed and micro-batches are large; then the cache is kept if room is left; only if necessary are
-activations recomputed. On a CPU larger micro-batches are not faster, so they hold as many tokens as the contract's
+activations recomputed, first those of norms and MLPs, which repeats half of the products. On a CPU larger micro-batches are not faster, so they hold as many tokens as the contract's
 batch, padded: the same, and with them the adapter's bytes, on every machine where they fit. Otherwise they are cut,
 then activations are recomputed; the machine's total memory decides that, never its free memory.
 """
@@ -17,6 +17,7 @@ import torch
 from shared.base_models.config import ModelConfig
 from shared.contract.contracts import FineTuneContract
 from shared.host import allowed_memory, available_memory
+from shared.preflight.activations import Recompute, choices_of
 from shared.preflight.estimate import cpu_cache, cpu_tokens, longest_row, memory_limit, vram_parts
 from shared.preflight.memory import cache_bytes
 from shared.preflight.types import Configuration
@@ -35,7 +36,7 @@ class Budget:
 
     Attributes:
         tokens: most tokens of a micro-batch; a longer row is a micro-batch of its own.
-        checkpointing: activations are recomputed in the backward pass.
+        recompute: what is computed again in the backward pass.
         cache_dequantised: the frozen weights are also kept dequantised: the same numbers without repeated work.
         shard_base: each of several processes holds a part of the frozen weights, and gathers a block's when it needs
             them.
@@ -43,7 +44,7 @@ class Budget:
     """
 
     tokens: int
-    checkpointing: bool
+    recompute: Recompute
     cache_dequantised: bool
     predicted_bytes: int
     shard_base: bool = False
@@ -101,12 +102,12 @@ def cpu_budget(
         largest_step: tokens of the largest step, if known: it affects only the predicted bytes.
     """
     sizes = halved(cpu_tokens(contract), longest_row(contract))
-    ways = [Way(tokens, recompute) for recompute in (False, True) for tokens in sizes]
+    ways = [Way(tokens, recompute) for recompute in choices_of(contract, config) for tokens in sizes]
     way, needed = first_that_fits(contract, config, ways, limit_bytes, on_gpu=False)
     cache = cpu_cache(contract, config, needed, free_bytes=free_bytes, limit_bytes=limit_bytes)
     if largest_step:
         needed = predict(contract, config, way, on_gpu=False, most_tokens=largest_step)
-    return Budget(way.tokens, way.checkpointing, cache > 0, needed + cache)
+    return Budget(way.tokens, way.recompute, cache > 0, needed + cache)
 
 
 def device_budget(
@@ -124,22 +125,22 @@ def device_budget(
     ways = [
         Way(tokens, recompute, holders)
         for holders in sorted({1, processes})
-        for recompute in (False, True)
+        for recompute in choices_of(contract, config)
         for tokens in sizes
-        if recompute or tokens >= whole
+        if recompute is Recompute.BLOCKS or tokens >= whole
     ]
     way, needed = first_that_fits(contract, config, ways, limit_bytes, on_gpu=True, kernels=kernels)
     cache = cache_bytes(contract, config, element_bytes=2)
     cached = cache > 0 and way.holders == 1 and needed + cache <= limit_bytes
-    return Budget(way.tokens, way.checkpointing, cached, needed + cache * cached, way.holders > 1)
+    return Budget(way.tokens, way.recompute, cached, needed + cache * cached, way.holders > 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of computing a step: tokens of a micro-batch, recomputed activations, processes that share the base."""
+    """A way of computing a step: tokens of a micro-batch, what is recomputed, processes that share the base."""
 
     tokens: int
-    checkpointing: bool
+    recompute: Recompute
     holders: int = 1
 
 
@@ -190,7 +191,7 @@ def predict(
         batch_size=1,
         grad_accum=contract.exec.grad_accum,
         seq_len=way.tokens,
-        checkpointing=way.checkpointing,
+        recompute=way.recompute,
         holders=way.holders,
     )
     return vram_parts(contract, config, asked, on_gpu=on_gpu, most_tokens=most_tokens, kernels=kernels).total

@@ -35,6 +35,7 @@ TEXT_FIELDS = frozenset(
         "output",
         "phase",
         "plan_digest",
+        "recompute",
         "reference_digest",
         "requested_device_kind",
         "run_id",

@@ -30,7 +30,7 @@ class FinishedRun:
         last_epoch_steps: optimizer steps of the last epoch.
         planned_steps: optimizer steps of the whole run; more than were made if it stopped early.
         device: ``cpu`` or ``cuda``; ``device_name`` is the accelerator's own name.
-        engine: the trainer's own decisions as plain values, e.g. layout, token budget, checkpointing.
+        engine: the trainer's own decisions as plain values, e.g. layout, token budget, recompute.
         evaluation: the adapter measured against its base.
     """
 

@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.base_models.config import parse_model_config
+from shared.preflight.activations import Recompute
 from shared.preflight.estimate import CPU_TOKENS, estimate, memory_limit
 from shared.preflight.memory import cache_bytes
 from tests.support.base_configs import QWEN3_06B, QWEN3_8B
 from tests.support.training_runs import contract_for
 from worker.training.model import memory_budget
 from worker.training.model.memory_budget import (
+    ENOUGH_TOKENS,
     MAX_TOKENS,
     Way,
     choose_budget,
@@ -43,7 +45,7 @@ def test_sizes_go_from_a_whole_step_down_to_one_row():
 
 def test_an_h200_recomputes_nothing_and_keeps_the_cache():
     budget = device_budget(contract(), CONFIG, 120 * GIB)
-    assert not budget.checkpointing
+    assert budget.recompute is Recompute.NONE
     assert budget.cache_dequantised
     assert budget.tokens >= 8192
 
@@ -52,19 +54,27 @@ def test_an_h200_recomputes_nothing_and_keeps_the_cache():
 def test_a_large_gpu_recomputes_nothing(gib, tokens):
     """Fails while activations are those of PEFT's layers, or 4,096 tokens are not tried without recomputing."""
     budget = device_budget(contract(), CONFIG, gib * GIB)
-    assert (budget.checkpointing, budget.tokens) == (False, tokens)
+    assert (budget.recompute, budget.tokens) == (Recompute.NONE, tokens)
 
 
-def test_a_small_gpu_recomputes_before_its_micro_batches_get_tiny():
-    budget = device_budget(contract(), CONFIG, 20 * GIB)
-    assert budget.checkpointing
+@pytest.mark.parametrize(("gib", "recompute"), [(20, Recompute.MLPS), (12, Recompute.BLOCKS)], ids=["24 GB", "16 GB"])
+def test_a_small_gpu_recomputes_before_its_micro_batches_get_tiny(gib, recompute):
+    """Fails while blocks are recomputed where norms and MLPs are enough."""
+    budget = device_budget(contract(), CONFIG, gib * GIB)
+    assert budget.recompute is recompute
     assert not budget.cache_dequantised
-    assert budget.tokens >= 2048
+    assert budget.tokens >= ENOUGH_TOKENS
+
+
+def test_only_blocks_can_be_recomputed_where_mlps_are_not_fused():
+    asked = contract_for("base", adapter={"dropout": 0.1}, exec={"batch_size": 1, "grad_accum": 4, "seq_len": 2048})
+    found = {device_budget(asked, CONFIG, gib * GIB).recompute for gib in range(10, 80)}
+    assert found == {Recompute.NONE, Recompute.BLOCKS}
 
 
 def test_where_nothing_fits_the_smallest_is_tried():
     budget = device_budget(contract(), CONFIG, 1 * GIB)
-    assert (budget.tokens, budget.checkpointing, budget.cache_dequantised) == (2048, True, False)
+    assert (budget.tokens, budget.recompute, budget.cache_dequantised) == (2048, Recompute.BLOCKS, False)
 
 
 @pytest.mark.parametrize(("ours", "others"), [(True, 1), (False, 1), (True, 0)])
@@ -76,7 +86,7 @@ def test_a_gpu_without_kernels_gets_what_torch_saves_there(monkeypatch, ours, ot
     found = choose_budget(contract(), CONFIG, torch.device("cuda"), smallest=smallest)
     kernels = ours and bool(others)
     assert found == device_budget(contract(), CONFIG, 26 * GIB, kernels=kernels)
-    assert found.checkpointing != kernels
+    assert found.recompute is (Recompute.NONE if kernels else Recompute.MLPS)
 
 
 @pytest.mark.parametrize("exec_", [{"batch_size": 1, "grad_accum": 4}, {"batch_size": 6, "grad_accum": 2}])
@@ -88,8 +98,9 @@ def test_the_preflight_takes_what_the_trainer_can_place_and_nothing_else(raw, ex
         asked = contract(seq_len=seq_len, **exec_)
         limit = memory_limit(asked, gib * GIB)
         for on_gpu in (True, False) if devices == 1 else (True,):
+            least = Recompute.BLOCKS if on_gpu else Recompute.NONE
             needs = estimate(
-                asked, config, rows=9, vram_bytes=gib * GIB, checkpointing=on_gpu, on_gpu=on_gpu, devices=devices
+                asked, config, rows=9, vram_bytes=gib * GIB, recompute=least, on_gpu=on_gpu, devices=devices
             )
             budget = device_budget(asked, config, limit, devices) if on_gpu else cpu_budget(asked, config, limit, 0)
             if needs.possible != (budget.predicted_bytes <= limit):
@@ -112,7 +123,7 @@ def test_a_base_is_held_in_parts_only_where_it_fits_no_other_way():
 def test_the_prediction_keeps_to_the_limit(gib, batch, seq_len):
     asked = contract(batch_size=batch, seq_len=seq_len)
     budget = device_budget(asked, CONFIG, gib * GIB)
-    smallest = predict(asked, CONFIG, Way(token_sizes(asked)[-1], checkpointing=True), on_gpu=True)
+    smallest = predict(asked, CONFIG, Way(token_sizes(asked)[-1], recompute=Recompute.BLOCKS), on_gpu=True)
     assert budget.predicted_bytes <= max(gib * GIB, smallest)
     assert budget.tokens >= seq_len
 
@@ -121,14 +132,14 @@ def test_the_prediction_keeps_to_the_limit(gib, batch, seq_len):
 @given(gib=st.integers(14, 199), more=st.integers(1, 40))
 def test_more_memory_never_means_smaller_micro_batches_in_the_same_mode(gib, more):
     one, other = (device_budget(contract(), CONFIG, size * GIB) for size in (gib, gib + more))
-    assert one.checkpointing >= other.checkpointing
-    if one.checkpointing == other.checkpointing:
+    assert one.recompute.rank >= other.recompute.rank
+    if one.recompute is other.recompute:
         assert other.tokens >= one.tokens
 
 
 def test_a_cpus_micro_batch_is_the_contracts_on_every_machine_where_it_fits():
     budgets = [cpu_budget(contract(), CONFIG, limit * GIB, 0) for limit in (200, 512)]
-    assert {(budget.tokens, budget.checkpointing) for budget in budgets} == {(4 * 2048, False)}
+    assert {(budget.tokens, budget.recompute) for budget in budgets} == {(4 * 2048, Recompute.NONE)}
 
 
 @pytest.mark.parametrize("exec_", [{"seq_len": 6144, "batch_size": 1}, {"seq_len": 512, "batch_size": 16}])
@@ -145,7 +156,7 @@ def test_a_cpus_micro_batch_is_cut_to_the_machines_memory(exec_):
 def test_what_a_cpu_takes_keeps_to_the_limit_with_the_cache(gib, free, batch, seq_len):
     asked = contract(batch_size=batch, seq_len=seq_len)
     budget = cpu_budget(asked, CONFIG, gib * GIB, free * GIB)
-    smallest = predict(asked, CONFIG, Way(seq_len, checkpointing=True), on_gpu=False)
+    smallest = predict(asked, CONFIG, Way(seq_len, recompute=Recompute.BLOCKS), on_gpu=False)
     assert budget.predicted_bytes <= max(gib * GIB, smallest)
     assert budget.tokens >= seq_len
 
@@ -183,4 +194,4 @@ def test_what_is_predicted_has_the_largest_steps_tokens():
     budgets = [cpu_budget(contract(), CONFIG, 500 * GIB, 0, largest_step=step) for step in (None, 4 * 2048, 1000)]
     assert budgets[0] == budgets[1]
     assert budgets[2].predicted_bytes < budgets[0].predicted_bytes
-    assert (budgets[2].tokens, budgets[2].checkpointing) == (budgets[0].tokens, budgets[0].checkpointing)
+    assert (budgets[2].tokens, budgets[2].recompute) == (budgets[0].tokens, budgets[0].recompute)

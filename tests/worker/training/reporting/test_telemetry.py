@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import Code, JobFailed
+from shared.preflight.activations import Recompute
 from shared.preflight.training_time import Workload
 from worker.child_runtime import StopRequested
 from worker.run_folder import EVALUATION_NAME, EVALUATION_ROWS_NAME, TELEMETRY_NAME, read_json
@@ -131,7 +132,7 @@ def test_step_event(tmp_path, open_telemetry):
 
 
 def test_mfu_and_memory_are_the_machines(tmp_path, open_telemetry):
-    work = Workload(linears=1000, lora=10, attention=4, head=100, checkpointing=False)
+    work = Workload(linears=1000, lora=10, attention=4, head=100, recompute=Recompute.NONE)
     telemetry = open_telemetry(
         tmp_path, 10, [], machine=MeasuredDevice(work=work, peak_flops=1e9, peak_memory=lambda: 77)
     )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import worker.training.reporting.throughput
 from shared.base_models.config import parse_model_config
 from shared.contract.sections import AdapterSection
+from shared.preflight.activations import Recompute
 from shared.preflight.training_time import Workload, dense_bf16_peak, workload
 from tests.support.base_configs import QWEN3_8B
 from worker.training.reporting.throughput import STEPS_BEFORE_ETA, MeasuredDevice, Pace, PlannedWork
@@ -138,7 +139,7 @@ def test_a_resumed_run_counts_its_own_pauses(clock):
 
 def test_flops_of_qwen3_8b_are_those_of_the_performance_notes():
     """N from the shapes: q, k, v, o and three MLP matrices of 36 layers; the notes' floor is 24.4k tokens/s at S=2048."""
-    work = workload(parse_model_config(QWEN3_8B), AdapterSection(rank=16), checkpointing=False)
+    work = workload(parse_model_config(QWEN3_8B), AdapterSection(rank=16), recompute=Recompute.NONE)
     block = 4096 * 4096 * 2 + 4096 * 1024 * 2 + 3 * 4096 * 12288
     lora = 16 * 36 * (8192 + 5120 + 5120 + 8192 + 3 * 16384)
     assert (work.linears, work.lora) == (36 * block, lora)
@@ -146,13 +147,13 @@ def test_flops_of_qwen3_8b_are_those_of_the_performance_notes():
     per_token = work.flops_per_token(attended=1024.5, supervised=1.0)
     assert per_token == 4 * 36 * block + 6 * lora + 12 * 4096 * 36 * 1024.5 + 4 * 4096 * 151936
     assert 790e12 / per_token == pytest.approx(24.4e3, rel=0.05)
-    recomputed = workload(parse_model_config(QWEN3_8B), AdapterSection(rank=16), checkpointing=True)
+    recomputed = workload(parse_model_config(QWEN3_8B), AdapterSection(rank=16), recompute=Recompute.BLOCKS)
     assert 790e12 / recomputed.flops_per_token(1024.5, 1.0) == pytest.approx(16.8e3, rel=0.05)
 
 
 def test_a_hybrid_attends_in_its_full_layers_only():
     config = parse_model_config(HYBRID)
-    assert workload(config, AdapterSection(), checkpointing=False).attention == 4 * 16 * 1
+    assert workload(config, AdapterSection(), recompute=Recompute.NONE).attention == 4 * 16 * 1
 
 
 @given(
@@ -164,8 +165,8 @@ def test_a_hybrid_attends_in_its_full_layers_only():
     st.floats(0, 1),
 )
 def test_flops_grow_with_everything(linears, lora, attention, head, attended, supervised):
-    plain = Workload(linears=linears, lora=lora, attention=attention, head=head, checkpointing=False)
-    again = Workload(linears=linears, lora=lora, attention=attention, head=head, checkpointing=True)
+    plain = Workload(linears=linears, lora=lora, attention=attention, head=head, recompute=Recompute.NONE)
+    again = Workload(linears=linears, lora=lora, attention=attention, head=head, recompute=Recompute.BLOCKS)
     flops = plain.flops_per_token(attended, supervised)
     assert 4 * linears <= flops < again.flops_per_token(attended, supervised) <= 1.5 * flops
     assert flops <= plain.flops_per_token(attended + 1, supervised)
@@ -209,7 +210,7 @@ def test_peaks_by_the_devices_own_names(name, peak):
 
 
 def test_mfu_of_a_step():
-    work = Workload(linears=100, lora=0, attention=0, head=0, checkpointing=False)
+    work = Workload(linears=100, lora=0, attention=0, head=0, recompute=Recompute.NONE)
     machine = MeasuredDevice(work=work, peak_flops=1e6)
     assert machine.mfu(tokens=1000, attended_keys=0, targets=0, seconds=1.0) == pytest.approx(0.4)
     assert machine.mfu(tokens=0, attended_keys=0, targets=0, seconds=1.0) is None

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from transformers.activations import SiLUActivation
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
 from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, MistralMLP, MistralRMSNorm
@@ -69,21 +72,57 @@ def normed_sum(norm: Any, x: Tensor, delta: Tensor | None = None) -> tuple[Tenso
     return pair
 
 
+def plain_sum(norm: Any, x: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the sum, or x alone, and its norm, as a family's block computes them in torch."""
+    total = x if delta is None else x + delta
+    return total, norm(total)
+
+
+def forgotten(normed: Tensor, total: Tensor, norm: Any) -> saved_tensors_hooks:
+    """Return a context in which what would keep a norm for the backward pass keeps its input, of which it is computed
+    again.
+    """
+    memory = normed.untyped_storage()._cdata  # noqa: SLF001  # its address would be none on meta tensors
+    total = total.detach()
+
+    def pack(saved: Tensor) -> Tensor | Callable[[], Tensor]:
+        is_norm = saved.untyped_storage()._cdata == memory and saved.shape == normed_shape  # noqa: SLF001
+        return again if is_norm else saved
+
+    @torch.no_grad()
+    def again() -> Tensor:
+        return norm(total)  # type: ignore[no-any-return]
+
+    normed_shape = normed.shape
+    return saved_tensors_hooks(pack, lambda packed: packed() if callable(packed) else packed)
+
+
 class Block:
-    """Replaces the forward of a decoder's block: its sums and norms are one kernel each, forward and backward."""
+    """Replaces the forward of a decoder's block: its sums and norms are one kernel each, forward and backward.
+
+    Attributes:
+        recomputes: norms are computed again in the backward pass.
+    """
 
     def __init__(self, block: Any) -> None:
-        self.block = block
+        self.block, self.recomputes = block, False
         self.original: Callable[..., Tensor] = block.forward
 
     def forward(self, hidden_states: Tensor, **named: Any) -> Tensor:
         """(rows, tokens, hidden)."""
         block = self.block
-        if not can_norm(block.input_layernorm, hidden_states):
+        has_kernels = can_norm(block.input_layernorm, hidden_states)
+        if not (has_kernels or self.recomputes):
             return self.original(hidden_states, **named)
-        stream, normed = normed_sum(block.input_layernorm, hidden_states)
-        stream, normed = normed_sum(block.post_attention_layernorm, stream, self._mix(normed, named))
-        output: Tensor = stream + block.mlp(normed)
+        add_up = normed_sum if has_kernels else plain_sum
+        # Torch's norm below fp32 keeps its input in fp32: kept once more, to compute the norm again, nothing is saved.
+        recomputes = self.recomputes and (has_kernels or hidden_states.dtype == torch.float32)
+        stream, normed = add_up(block.input_layernorm, hidden_states)
+        with forgotten(normed, stream, block.input_layernorm) if recomputes else nullcontext():
+            mixed = self._mix(normed, named)
+        stream, normed = add_up(block.post_attention_layernorm, stream, mixed)
+        with forgotten(normed, stream, block.post_attention_layernorm) if recomputes else nullcontext():
+            output: Tensor = stream + block.mlp(normed)
         return output
 
     def _mix(self, normed: Tensor, named: dict[str, Any]) -> Tensor:

@@ -17,6 +17,7 @@ from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from shared.contract.sections import AdapterSection
+from shared.preflight.activations import Recompute
 from tests.support.tiny_models import RAW
 from worker.training.model.attention import DOCUMENTS
 from worker.training.model.kernels import choice, operators
@@ -25,6 +26,7 @@ from worker.training.model.kernels.functions import Gated, NormedSum, Rotation
 from worker.training.model.linear_attention import use_own_scan
 from worker.training.model.load import attach_lora, trainable
 from worker.training.model.lora_fusion import fuse_lora
+from worker.training.model.recompute import set_recompute
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -242,7 +244,7 @@ class Operators(TorchDispatchMode):
 def learn(monkeypatch):
     """Loss and gradients of the adapter of a tiny model, by the trainer's functions with kernels or without."""
 
-    def run(family, dtype, *, kernels, recompute=False, targets=()):
+    def run(family, dtype, *, kernels, recompute=Recompute.NONE, targets=()):
         monkeypatch.setattr(choice, "runs_kernels", lambda x: kernels)
         torch.manual_seed(3)
         raw = RAW[family] | {"num_hidden_layers": 2 if "qwen3" in family else 1, "initializer_range": 0.1}
@@ -259,9 +261,8 @@ def learn(monkeypatch):
         tuned = attach_lora(model.requires_grad_(False), section, seed=3).train()
         for parameter in trainable(tuned):
             torch.nn.init.normal_(parameter, std=0.1)
-        if recompute:
-            tuned.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
         fuse_lora(tuned, cache_dequantised=False)
+        set_recompute(tuned, recompute)
         lengths = [4, 1, 6]
         ids = (torch.arange(sum(lengths), device=DEVICE) * 7 % 89 + 3)[None]
         edges = torch.tensor([0, 4, 5, 11], dtype=torch.int32, device=DEVICE)
@@ -295,7 +296,16 @@ def test_a_model_learns_what_it_learns_without_kernels(learn, family):
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5_text"])
 def test_recomputed_blocks_learn_the_same(learn, family):
-    assert_learns_alike(learn, family, recompute=True)
+    assert_learns_alike(learn, family, recompute=Recompute.BLOCKS)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5_text"])
+def test_recomputed_norms_and_mlps_change_no_bit(learn, family):
+    kept, again = (
+        learn(family, torch.bfloat16, kernels=True, recompute=one) for one in (Recompute.NONE, Recompute.MLPS)
+    )
+    assert torch.equal(kept[0], again[0])
+    assert all(torch.equal(one, other) for one, other in zip(kept[1], again[1], strict=True))
 
 
 def test_an_mlp_without_an_adapter_passes_the_same_gradients_on(learn):
