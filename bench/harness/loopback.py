@@ -26,7 +26,12 @@ def free_port() -> int:
 
 @contextmanager
 def server(
-    arguments: list[str], url: str, seconds: float, environment: Mapping[str, str], log: Path | None = None
+    arguments: list[str],
+    url: str,
+    seconds: float,
+    environment: Mapping[str, str],
+    log: Path | None = None,
+    python: Path = Path(sys.executable),
 ) -> Iterator[None]:
     """Run a Python process that responds at ``url`` within the block, and stop it with all its children afterwards.
 
@@ -36,13 +41,14 @@ def server(
         seconds: longest wait for that.
         environment: variables to add.
         log: receives its output; None discards it.
+        python: the interpreter.
 
     Raises:
         OSError: it has ended, or is not ready in time.
     """
     with (log or Path(os.devnull)).open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [str(python), *arguments],
             cwd=ROOT,
             env=os.environ | environment,
             stdout=output,

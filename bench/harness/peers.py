@@ -1,11 +1,13 @@
-"""The environment of the peers in comparisons: ``.cache/bench-venv``, as ``locks/bench.lock`` pins it.
+"""The environments of the peers in comparisons: ``.cache/bench-venv``, as ``locks/bench.lock`` pins it, and isolated ones.
 
-It extends the environment that runs the bench: peers and product share one build of torch, transformers, peft and
-bitsandbytes, on a CPU and on a GPU, and the lock lists only packages that the product does not need.
+The first extends the environment that runs the bench: peers and product share one build of torch, transformers, peft and
+bitsandbytes, on a CPU and on a GPU, and the lock lists only packages that the product does not need. A peer that shares
+nothing with the product has an environment of its own in ``.tools``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import shutil
@@ -17,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from bench.harness.command import PeerMissing
+from bench.harness.fetched_folders import fetched
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "locks" / "bench.lock"
@@ -66,6 +69,22 @@ def product_modules() -> str:
     return str(Path(sysconfig.get_path("purelib")).resolve())
 
 
+def isolated_python(name: str) -> Path:
+    """Return the interpreter of an environment that has what ``locks/{name}.lock`` pins, and no part of the product; made once.
+
+    Raises:
+        PeerMissing: it cannot be installed.
+    """
+    lock = LOCK.with_name(f"{name}.lock")
+
+    def install(folder: Path) -> None:
+        venv.create(folder, symlinks=True)
+        _install_into(folder / "bin" / "python", lock)
+
+    digest = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
+    return fetched(f"{name}-{digest}", install) / "bin" / "python"
+
+
 def _is_installed(pin: str) -> bool:
     name, _, pinned = pin.partition("==")
     try:
@@ -75,10 +94,10 @@ def _is_installed(pin: str) -> bool:
 
 
 def _install() -> None:
-    """Create the environment again, with uv if available: it takes a tenth of pip's time.
+    """Create the environment again.
 
     Raises:
-        PeerMissing: uv or pip ended with an error.
+        PeerMissing: the lock could not be installed.
     """
     print(f"installing the peers of locks/{LOCK.name} into {FOLDER}", file=sys.stderr)
     shutil.rmtree(FOLDER, ignore_errors=True)
@@ -86,13 +105,22 @@ def _install() -> None:
     own = Path(sysconfig.get_path("purelib", "venv", {"base": str(FOLDER), "platbase": str(FOLDER)}))
     # Whatever the lock does not pin is imported from the environment that runs the bench.
     (own / "product.pth").write_text(product_modules())
+    _install_into(PYTHON, LOCK)
+
+
+def _install_into(python: Path, lock: Path) -> None:
+    """Install a lock, with uv if available: it takes a tenth of pip's time.
+
+    Raises:
+        PeerMissing: uv or pip ended with an error.
+    """
     uv, pip = Path(sys.executable).with_name("uv"), [sys.executable, "-m", "pip"]
-    into = ["--python", str(PYTHON)]
+    into = ["--python", str(python)]
     command = [str(uv), "pip", "install", *into] if uv.exists() else [*pip, *into, "install"]
-    command += ["--no-deps", "-r", str(LOCK)]
+    command += ["--no-deps", "-r", str(lock)]
     installed = subprocess.run(command, env=os.environ | _find_links(pip), capture_output=True, text=True, check=False)
     if installed.returncode:
-        names = ", ".join(pin.partition("==")[0] for pin in LOCK.read_text().split())
+        names = ", ".join(pin.partition("==")[0] for pin in lock.read_text().split())
         raise PeerMissing(f"not installed: {names}. `{' '.join(command)}` ended with\n{installed.stderr[-2000:]}")
 
 

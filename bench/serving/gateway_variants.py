@@ -9,7 +9,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -94,22 +94,26 @@ class FakeInstallation:
         home: an empty folder.
         pace: see :class:`FakeReplica`.
         foreign_names: number of another provider's model names that stand for the alias.
+        settings: further ones of the API.
     """
 
-    def __init__(self, home: Path, pace: float, foreign_names: int = 0) -> None:
+    def __init__(
+        self, home: Path, pace: float, foreign_names: int = 0, settings: Mapping[str, str] | None = None
+    ) -> None:
         self.adapter, self.alias = ADAPTER, ALIAS
         self.foreign_name = FOREIGN_NAME.format(number=foreign_names - 1)
-        self._home, self._pace, self._foreign_names = home, pace, foreign_names
-        self._servers = ExitStack()
+        self.home, self._pace, self._foreign_names = home, pace, foreign_names
+        self._settings, self._servers = settings or {}, ExitStack()
 
     def __enter__(self) -> FakeInstallation:
         self.key = self._prepare()
         replica, api = free_port(), free_port()
         self.replica_url, self.api_url = (f"http://127.0.0.1:{port}" for port in (replica, api))
         settings = {
-            "MENS_HOME": str(self._home),
+            "MENS_HOME": str(self.home),
             "MENS_API_PORT": str(api),
             "MENS_SERVING_URLS": self.replica_url,
+            **self._settings,
         }
         fake = ["-m", "bench.serving.gateway_variants", str(replica), str(self._pace)]
         with ExitStack() as servers:
@@ -136,8 +140,8 @@ class FakeInstallation:
         from shared.database.routing import StandsFor
         from shared.settings import Settings
 
-        settings = Settings(home=self._home)
-        entry = BaseModelEntry(name=BASE, source=LocalSource(path=str(self._home)), digests={"config.json": "0" * 64})
+        settings = Settings(home=self.home)
+        entry = BaseModelEntry(name=BASE, source=LocalSource(path=str(self.home)), digests={"config.json": "0" * 64})
         save_catalog(settings.catalog_path, Catalog(bases=[entry]))
         migrate(settings.database_url)
         database = Database(settings.database_url)

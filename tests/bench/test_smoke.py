@@ -64,8 +64,9 @@ REAL = {
         "C1-real-nf4 C1-real-nf4-trl C1-real-nf4-memory",
         "mens|hf|trl",
     ),
+    "bench.console": ("W1 W2 W3 W4 W5 W6 W7 W8 W9", "mens|mlflow|tensorboard|blank"),
 }
-"""The same on the real base."""
+"""The same on the real base, and a bench whose peers take a minute to start."""
 
 
 @pytest.fixture(scope="module")

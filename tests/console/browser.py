@@ -30,7 +30,9 @@ HOSTILE = [
 ]
 """Names that a page must show as text."""
 POLICY = 'version: "1"\ngates:\n  supervised_ratio: {min_pct: 1}\n  truncation: {block: false}\n'
-LOAD_FAILED = re.compile(r"Failed to load resource: (?:.* status of (\d+)|net::ERR_(?:INTERNET_DISCONNECTED|FAILED))")
+LOAD_FAILED = re.compile(
+    r"Failed to load resource: (?:.* status of (\d+)|net::ERR_(?:INTERNET_DISCONNECTED|FAILED|CONNECTION_\w+|EMPTY_RESPONSE|INCOMPLETE_CHUNKED_ENCODING))"
+)
 
 
 def need_chromium() -> str:

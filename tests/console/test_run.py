@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.console.browser import PHONE, Visitor
 
 if TYPE_CHECKING:
-    from playwright.sync_api import StorageState
+    from playwright.sync_api import Route, StorageState
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(480)]
 
@@ -103,3 +104,27 @@ def test_failed_run_opens_with_its_reason(visitor: Visitor, state: StorageState,
 def test_unknown_run_says_so(visitor: Visitor, state: StorageState) -> None:
     with visitor.visit(state, allowed=frozenset({404}), hash_="#/runs/ftjob-nothing") as (page, _):
         page.get_by_text("Job not found.").wait_for()
+
+
+def test_button_that_is_pressed_twice_sends_once(visitor: Visitor, state: StorageState, tuned: dict[str, Any]) -> None:
+    sent: list[Route] = []
+
+    def running(route: Route) -> None:
+        route.fulfill(content_type="application/json", body=json.dumps(tuned | {"state": "running"}))
+
+    def hold(route: Route) -> None:
+        sent.append(route)
+
+    with visitor.visit(state, hash_="#/playground") as (page, _):
+        page.get_by_role("heading", name="Playground").wait_for()
+        page.route(f"**/v1/jobs/{tuned['id']}", running)
+        page.route(f"**/v1/jobs/{tuned['id']}/cancel", hold)
+        page.evaluate(f"location.hash = '#/runs/{tuned['id']}'")
+        page.get_by_role("button", name="Cancel").click()
+        button = page.get_by_role("dialog", name="Confirm").get_by_role("button", name="Cancel")
+        button.dblclick()
+        page.wait_for_timeout(300)
+        assert len(sent) == 1
+        assert button.is_disabled()
+        sent[0].fulfill(content_type="application/json", body=json.dumps(tuned))
+        button.wait_for(state="hidden")

@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import venv
 from pathlib import Path
 
 import pytest
 
+from bench.harness.command import PeerMissing
 from bench.harness.fetched_folders import ROOT, fetched
+from bench.harness.peers import isolated_python
 from tests.support.debian_package import unpack_debian_package
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -74,20 +75,10 @@ def openai_examples() -> Path:
 
 def environment(name: str) -> Path:
     """The interpreter of an environment that has what `locks/{name}.lock` pins, and nothing of ours."""
-    lock = ROOT / "locks" / f"{name}.lock"
-
-    def install(folder: Path) -> None:
-        venv.create(folder, symlinks=True)
-        python = str(folder / "bin" / "python")
-        # uv where `make install` could get it: a second instead of half a minute.
-        uv = Path(sys.executable).with_name("uv")
-        install = (
-            [str(uv), "pip", "install", "--python", python] if uv.exists() else [*PIP, "--python", python, "install"]
-        )
-        run(*install, "--quiet", "--no-deps", "-r", str(lock))
-
-    digest = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
-    return fetched(f"{name}-{digest}", install) / "bin" / "python"
+    try:
+        return isolated_python(name)
+    except PeerMissing as missing:
+        pytest.fail(str(missing), pytrace=False)
 
 
 def node_client() -> Path:

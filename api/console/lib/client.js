@@ -13,6 +13,9 @@ const PENDING = "mens.pending_sign_in";
 /** Who is signed in, as `GET /v1/me` answers; undefined before it has, null: nobody. */
 export const caller = signal(/** @type {any} */ (undefined));
 
+/** Whether a sign-in that the page had is not known any more: the next screen says so. */
+export const hasEnded = signal(false);
+
 /** A refusal of the API, or a request without an answer (`status` 0). */
 export class ApiError extends Error {
   /**
@@ -77,8 +80,16 @@ export async function succeed(path, options) {
   } catch {
     // Not of the API: a proxy's page.
   }
-  if (response.status === 401 && caller.value) caller.value = null;
+  if (response.status === 401 && !options?.isNobodys) endSignIn();
   throw new ApiError(response.status, error, response.headers.get("x-request-id"));
+}
+
+/** The API knows the sign-in no more: its key was revoked, or it expired. This tab and all others ask nothing further. */
+export function endSignIn() {
+  if (!caller.peek()) return;
+  hasEnded.value = true;
+  localStorage.removeItem(HALF);
+  caller.value = null;
 }
 
 /**
@@ -122,6 +133,7 @@ export async function signIn({ key, code }) {
     headers: key ? { Authorization: `Bearer ${key}` } : {},
   });
   localStorage.setItem(HALF, half);
+  hasEnded.value = false;
   await findCaller();
 }
 
@@ -155,6 +167,7 @@ export async function signOut() {
     if (!(error instanceof ApiError) || error.status !== 401) throw error;
   }
   localStorage.removeItem(HALF);
+  hasEnded.value = false;
   caller.value = null;
   if (ended?.end_session_url) location.assign(ended.end_session_url);
 }

@@ -47,7 +47,7 @@ function parametersOf(query) {
 function useJobs(parameters) {
   const [list, setList] = useState(/** @type {{rows: any[], hasMore: boolean, fresh: any[], error: any, at?: number, failures: number, isLoading: boolean}} */ (
     { rows: [], hasMore: false, fresh: [], error: null, failures: 0, isLoading: true }));
-  const live = useRef({ parameters, etag: "", isBusy: false });
+  const live = useRef({ parameters, etag: "", isBusy: false, counted: new Set() });
 
   /** Read the first page again, and lay it over what is here. */
   const read = async () => {
@@ -84,18 +84,24 @@ function useJobs(parameters) {
     }
   };
   useEffect(() => {
-    live.current = { parameters, etag: "", isBusy: false };
+    live.current = { parameters, etag: "", isBusy: false, counted: new Set() };
     setList((old) => ({ ...old, fresh: [], isLoading: true, error: null }));
     void read();
     return onChanges((changes) => {
       const changed = new Map();
       for (const { event, data } of changes) if (event === "job" || event === "progress") changed.set(data.id, { ...changed.get(data.id), ...data });
       if (changes.some(({ event }) => event === "poll" || event === "reset")) void read();
-      let isNew = false; // or only now known in full: progress has no number of steps
+      // Progress of a job far down the list is no news: only its states are.
+      const told = new Set(changes.filter(({ event }) => event === "job").map(({ data }) => data.id));
+      let isNew = false; // or only now known in full: progress has no number of steps, for which the list is asked once
       setList((old) => {
         const here = new Set(old.rows.map((row) => row.id));
-        isNew = [...changed.keys()].some((id) => !here.has(id) && !old.fresh.some((row) => row.id === id))
-          || old.rows.some((row) => changed.get(row.id)?.step && !row.total_steps);
+        isNew = [...told].some((id) => !here.has(id) && !old.fresh.some((row) => row.id === id));
+        for (const { id, total_steps } of old.rows) {
+          if (!changed.get(id)?.step || total_steps || live.current.counted.has(id)) continue;
+          live.current.counted.add(id);
+          isNew = true;
+        }
         return changed.size ? { ...old, at: Date.now(), rows: old.rows.map((row) => (changed.has(row.id) ? { ...row, ...changed.get(row.id) } : row)) } : old;
       });
       announce(changed);

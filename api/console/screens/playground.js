@@ -210,8 +210,11 @@ function SaveRows({ judged, chosen }) {
   const [saved, setSaved] = useState(/** @type {any} */ (null));
   const [error, setError] = useState(/** @type {any} */ (null));
   const rows = judged.map((turn) => JSON.stringify({ item: { prompt: turn.prompt, left_model: chosen.left, left: turn.left.text, right_model: chosen.right, right: turn.right.text, verdict: turn.verdict } })).join("\n");
+  const [isBusy, setBusy] = useState(false);
   const missing = missingRole("trainer");
   const save = async () => {
+    if (isBusy) return;
+    setBusy(true);
     const form = new FormData();
     form.append("purpose", "evals");
     form.append("file", new Blob([`${rows}\n`], { type: "application/jsonl" }), `playground-${new Date().toISOString().slice(0, 19).replaceAll(":", "")}.jsonl`);
@@ -221,10 +224,12 @@ function SaveRows({ judged, chosen }) {
     } catch (refusal) {
       if (!(refusal instanceof ApiError)) throw refusal;
       setError(refusal);
+    } finally {
+      setBusy(false);
     }
   };
   return html`<section class="card" aria-label="Rows of an eval"><header><h2>${whole(judged.length)} judged</h2>
-    <button type="button" disabled=${!!missing} title=${missing} onClick=${() => void save()}>Save as a file for evals</button></header>
+    <button type="button" disabled=${!!missing || isBusy} title=${missing} onClick=${() => void save()}>Save as a file for evals</button></header>
     <details><summary>The rows</summary><pre tabindex="0" aria-label="Rows">${content(rows)}</pre></details>
     ${saved && html`<p role="status">Saved as <code>${plain(saved.id)}</code>.</p>`}${error && h(Failure, { error, what: "Not saved" })}${missing && html`<p class="faint">Saving ${missing}.</p>`}</section>`;
 }

@@ -108,6 +108,7 @@ function useEvents(id, version) {
 function Actions({ job, reload }) {
   const [asked, setAsked] = useState("");
   const [error, setError] = useState(/** @type {any} */ (null));
+  const [isBusy, setBusy] = useState(false);
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
   const missing = missingRole("trainer");
   const verbs = { queued: ["pause", "cancel"], running: ["pause", "cancel"], paused: ["resume", "cancel"] }[/** @type {"queued"} */ (job.state)] || [];
@@ -118,6 +119,8 @@ function Actions({ job, reload }) {
     cancel: "The run stops after its current step and cannot be resumed. Its checkpoints stay.",
   };
   const act = async () => {
+    if (isBusy) return;
+    setBusy(true);
     try {
       await call(`/v1/jobs/${encodeURIComponent(job.id)}/${asked}`, { method: "POST" });
       dialog.current?.close();
@@ -125,6 +128,8 @@ function Actions({ job, reload }) {
     } catch (refusal) {
       if (!(refusal instanceof ApiError)) throw refusal;
       setError(refusal);
+    } finally {
+      setBusy(false);
     }
   };
   return html`${verbs.map((verb) => html`<button key=${verb} type="button" class=${verb === "cancel" ? "danger" : ""} disabled=${!!missing} title=${missing}
@@ -134,7 +139,7 @@ function Actions({ job, reload }) {
       <p>${meanings[/** @type {"pause"} */ (asked)]}</p>
       ${error && h(Failure, { error, what: "Refused" })}
       <footer><button type="button" onClick=${() => dialog.current?.close()}>Back</button>
-      <button type="button" class="primary" onClick=${() => void act()}>${titles[/** @type {"pause"} */ (asked)]}</button></footer>`}</dialog>`;
+      <button type="button" class="primary" disabled=${isBusy} onClick=${() => void act()}>${titles[/** @type {"pause"} */ (asked)]}</button></footer>`}</dialog>`;
 }
 
 /** Why a run failed, first on its page. @param {{job: any, path: string}} props */

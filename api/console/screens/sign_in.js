@@ -1,7 +1,7 @@
 /** Signing in: by a key, by the one-time code of a link, or through the identity provider. The address that was wanted is kept. */
 import { useEffect, useState } from "../vendor/preact-hooks.js";
 import { oneTimeCode, providerAnswer } from "../lib/address.js";
-import { ApiError, call, caller, goToProvider, returnFromProvider, signIn } from "../lib/client.js";
+import { ApiError, call, caller, goToProvider, hasEnded, returnFromProvider, signIn } from "../lib/client.js";
 import { plain } from "../lib/format.js";
 import { html } from "../parts/html.js";
 
@@ -45,6 +45,7 @@ export function SignIn() {
     <div class="card">
       <span class="mark large" aria-hidden="true"></span>
       <h1>Sign in to Mens</h1>
+      ${hasEnded.value && html`<p class="notice" role="status">Your sign-in has ended: it expired, or its key was revoked. This page asks for nothing more until you sign in.</p>`}
       ${code
         ? html`<p>This link has a one-time code. Use it only if you, or <code>mens up</code>, made it just now.</p>
           <button class="primary" type="button" disabled=${isBusy} onClick=${() => void send({ code })}>Sign in with the code</button>

@@ -1,0 +1,142 @@
+"""Pages that stay open: a long list, many tabs, a key that is revoked, an API that is killed. Counts only; `bench/console.py` has the times."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.console.browser import Visitor, sign_in
+from tests.system.loop import Installation
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Route, StorageState
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(480)]
+
+JOBS, PAGE, MOST_DRAWN = 10_000, 50, 200
+READ_PAGES = 12
+"""Of the long list: enough for rows that are no longer drawn."""
+NAME = "invoices"
+TABS = 8
+"""More than a browser's six connections for a host."""
+
+
+def test_long_list_draws_few_rows_and_asks_once_for_each_page(
+    visitor: Visitor, installation: Installation, state: StorageState, tuned: dict[str, Any]
+) -> None:
+    summary = installation.call("GET", "/v1/jobs", params={"view": "summary", "limit": 1})["data"][0]
+    asked = []
+
+    def answer(route: Route) -> None:
+        after = parse_qs(urlsplit(route.request.url).query).get("after", ["ftjob--1"])[0]
+        first = int(after.removeprefix("ftjob-")) + 1
+        asked.append(first)
+        rows = [summary | {"id": f"ftjob-{number}", "name": f"run-{number}"} for number in range(first, first + PAGE)]
+        page_of_jobs = {"object": "list", "data": rows, "has_more": first + PAGE < JOBS}
+        route.fulfill(content_type="application/json", body=json.dumps(page_of_jobs))
+
+    with visitor.visit(state, hash_="#/playground") as (page, _):
+        page.get_by_role("heading", name="Playground").wait_for()
+        page.route("**/v1/jobs?*", answer)
+        page.keyboard.press("g")
+        page.keyboard.press("j")
+        page.locator("a.name", has_text="run-0").first.wait_for()
+        for number in range(1, READ_PAGES):
+            page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+            page.locator(f'tr[aria-rowindex="{number * PAGE + 10}"]').wait_for(state="attached")
+            assert page.locator("tbody tr").count() <= MOST_DRAWN
+        assert asked == [number * PAGE for number in range(len(asked))], "each page once, in order"
+        assert READ_PAGES <= len(asked) <= READ_PAGES + 2
+        page.evaluate("scrollTo(0, 0)")
+        page.locator('tr[aria-rowindex="2"]').wait_for()
+        assert page.locator("tbody tr").count() <= MOST_DRAWN
+        assert page.locator("tbody tr a.name").first.text_content() == "run-0"
+
+
+def test_tabs_share_one_stream_and_another_takes_over(
+    visitor: Visitor, state: StorageState, tuned: dict[str, Any]
+) -> None:
+    with visitor.visit(state) as (page, watch):
+        page.locator(".connection.live").wait_for()
+        tabs = [page.context.new_page() for _ in range(TABS - 1)]
+        for tab in tabs:
+            watch.follow(tab)
+            tab.goto(f"{visitor.url}/#/jobs")
+            tab.locator("a.name").first.wait_for()
+            tab.locator(".connection.live").wait_for()
+
+        def streams() -> int:
+            return sum(urlsplit(request.url).path == "/v1/events" for request in watch.requests)
+
+        assert streams() == 1
+        before = len(watch.requests)
+        with tabs[0].context.expect_event("request", lambda request: urlsplit(request.url).path == "/v1/events"):
+            page.close()
+        assert streams() == 2
+        tabs[-1].wait_for_timeout(2_000)
+        assert len(watch.requests) <= before + TABS, [request.url for request in watch.requests[before:]]
+
+
+def test_page_of_a_revoked_key_says_so_and_asks_nothing_more(
+    visitor: Visitor, installation: Installation, tuned: dict[str, Any]
+) -> None:
+    key = installation.call("POST", "/v1/keys", json={"name": f"leaves-{secrets.token_hex(4)}", "role": "viewer"})
+    with visitor.visit(allowed=frozenset({401})) as (page, watch):
+        sign_in(page, key["secret"])
+        page.locator(".connection.live").wait_for()
+        installation.call("DELETE", f"/v1/keys/{key['id']}")
+        page.get_by_text("Your sign-in has ended").wait_for()
+        page.get_by_label("API key").wait_for()
+        assert page.evaluate("localStorage.getItem('mens.sign_in')") is None
+        assert page.locator("a.name").count() == 0
+        page.wait_for_timeout(500)
+        before = len(watch.requests)
+        page.wait_for_timeout(3_000)
+        assert watch.requests[before:] == []
+
+
+def test_killed_api_comes_back_without_a_reload(
+    visitor: Visitor, installation: Installation, state: StorageState, tuned: dict[str, Any]
+) -> None:
+    with visitor.visit(state) as (page, watch):
+        page.locator("a.name", has_text=NAME).first.wait_for()
+        page.locator(".connection.live").wait_for()
+        page.evaluate("window.isSamePage = true")
+        watch.is_offline = True
+        os.kill(installation.stack.pid("api"), signal.SIGKILL)
+        page.locator(".connection.connecting, .connection.stale").wait_for(timeout=30_000)
+        assert page.locator("a.name", has_text=NAME).count() > 0
+        page.locator(".connection.live").wait_for(timeout=90_000)
+        assert page.evaluate("window.isSamePage") is True
+        assert page.locator("a.name", has_text=NAME).count() > 0
+        assert not page.locator("table.old").count()
+
+
+def test_progress_of_a_job_that_is_not_in_the_list_asks_for_nothing(
+    visitor: Visitor, installation: Installation, state: StorageState, tuned: dict[str, Any]
+) -> None:
+    me = installation.call("GET", "/v1/me")
+    channel = f"mens.changes.{me['tenant']}.{me['name']}"
+    tell = """([channel, change]) => new BroadcastChannel(channel).postMessage({ change })"""
+    with visitor.visit(state) as (page, watch):
+        page.locator("a.name").first.wait_for()
+        page.locator(".connection.live").wait_for()
+        page.wait_for_timeout(1_000)
+
+        def lists() -> int:
+            return sum(urlsplit(request.url).path == "/v1/jobs" for request in watch.requests)
+
+        before, one = lists(), {"id": "ftjob-0far", "step": 3, "train_loss": 0.5, "version": 4}
+        for _ in range(3):
+            page.evaluate(tell, [channel, {"event": "progress", "data": one}])
+            page.wait_for_timeout(700)
+        assert lists() == before
+        page.evaluate(tell, [channel, {"event": "job", "data": one | {"state": "running", "name": "new"}}])
+        page.wait_for_timeout(1_500)
+        assert lists() == before + 1
