@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test long lint check format measure picture docs lock sbom clean
+.PHONY: help install demo up test long lint console-check check format measure picture docs lock sbom clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
@@ -63,6 +63,10 @@ lint: $(STAMP) ## check format, lint, types and import contracts
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports >/dev/null || $(BIN)/lint-imports --no-logo
+
+# One test, so that `make test` runs it as well; `make lint` needs no Node.
+console-check: $(STAMP) ## check the types of the console's JavaScript, without a build
+	$(BIN)/python -m pytest -q tests/console/test_types.py
 
 # Each process begins with one half of the files, so that the slow imports and fixtures of a file are made in one process only.
 check: lint ## lint, and run the unit tests

@@ -88,7 +88,12 @@ def node_client() -> Path:
 
 def axe() -> Path:
     """axe-core, which finds what people with a screen reader, or without a mouse, could not use."""
-    return _node_programs(CONSOLE, "axe") / "node_modules" / "axe-core" / "axe.min.js"
+    return console_programs() / "node_modules" / "axe-core" / "axe.min.js"
+
+
+def console_programs() -> Path:
+    """The folder of what checks the console: axe-core, TypeScript, and the types of the libraries that it has."""
+    return _node_programs(CONSOLE, "console")
 
 
 def identity_provider() -> Path:

@@ -75,7 +75,7 @@ export function Chart({ title, curves, height = 300, isLog = false, marks = [], 
     const options = {
       width: box.clientWidth || 600,
       height,
-      padding: [12, 22, 0, 0],
+      padding: /** @type {[number, number, number, number]} */ ([12, 22, 0, 0]),
       scales: { x: { time: false }, y: { distr: isLog ? 3 : 1 } },
       axes: [
         { ...axis, size: 32, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map((tick) => (Number.isInteger(tick) ? whole(tick) : "")) },
@@ -102,7 +102,7 @@ export function Chart({ title, curves, height = 300, isLog = false, marks = [], 
         draw: [(/** @type {any} */ self) => drawMarks(self, marks)],
       },
     };
-    plot.current = new uPlot(options, data, box);
+    plot.current = new uPlot(options, /** @type {uPlot.AlignedData} */ (/** @type {unknown} */ (data)), box);
     const resize = new ResizeObserver(() => plot.current?.setSize({ width: box.clientWidth, height }));
     resize.observe(box);
     const leave = () => setAt(null);

@@ -54,8 +54,8 @@ export function Progress({ step, total, label }) {
   </span>`;
 }
 
-/** Outlines, after 150 ms and never over what is there. */
-export function Loading({ rows = 6 }) {
+/** Outlines, after 150 ms and never over what is there. @type {import("../vendor/preact.js").FunctionComponent<{rows?: number}>} */
+export const Loading = ({ rows = 6 }) => {
   const [isLate, setLate] = useState(false);
   useEffect(() => {
     const timer = setTimeout(() => setLate(true), 150);
@@ -64,7 +64,7 @@ export function Loading({ rows = 6 }) {
   return isLate
     ? html`<div class="skeleton"><p class="hidden" role="status">Loading</p>${Array.from({ length: rows }, (_, row) => html`<span key=${row}></span>`)}</div>`
     : null;
-}
+};
 
 /** @param {{title: string, children?: any}} props */
 export function Empty({ title, children }) {
@@ -82,12 +82,12 @@ export function Failure({ error, retry, what = "This could not be loaded." }) {
   </section>`;
 }
 
-/** @param {{at: number | undefined, failures: number}} props */
+/** @param {{at?: number, failures: number}} props */
 export function Stale({ at, failures }) {
   return failures >= 3 && at ? html`<p class="notice" role="status">Mens does not answer. This is from ${exact(at)}.</p>` : null;
 }
 
-/** @param {{name: string, value: any, hint?: string}} props */
+/** @param {{name: string, value: any, hint?: any}} props */
 export function Fact({ name, value, hint }) {
   return html`<div class="fact"><dt>${name}</dt><dd>${value}${hint && html`<small>${hint}</small>`}</dd></div>`;
 }

@@ -175,7 +175,7 @@ async function ask(body, abort, show) {
   try {
     const response = await succeed("/v1/chat/completions", { method: "POST", json: { ...body, stream: true, stream_options: { include_usage: true } }, signal: abort });
     facts.adapter = response.headers.get("x-mens-adapter");
-    const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).pipeThrough(new TextDecoderStream()).getReader();
+    const reader = /** @type {ReadableStream<Uint8Array<ArrayBuffer>>} */ (response.body).pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
     for (;;) {
       const { done, value } = await reader.read();
