@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 from array import array
 from collections.abc import Iterator, Sequence
@@ -9,7 +10,7 @@ from http import HTTPStatus
 from itertools import zip_longest
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field
 
@@ -25,6 +26,7 @@ from shared.job_series import bucket_size, thinned
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 CSV = "text/csv"
+GZIP_LEVEL = 4
 NAMES = r"^[a-z_]{1,32}(,[a-z_]{1,32}){0,31}$"
 ANSWERS: dict[int | str, dict[str, Any]] = {
     **declared(ErrorAnswer),
@@ -67,6 +69,7 @@ class JobMetrics(BaseModel):
 
 @router.get("/jobs/{job_id}/metrics", response_model=JobMetrics, responses=ANSWERS)
 async def job_metrics(
+    request: Request,
     job_id: Id,
     services: ServicesDep,
     view: TenantViewDep,
@@ -91,9 +94,17 @@ async def job_metrics(
     """
     job, is_csv = await run_in_threadpool(view.job, job_id), CSV in accept
     identity = [job.id, job.version, series, from_step, to_step, points, is_csv]
-    headers = {"ETag": f'W/"{digest_json(identity)[:32]}"', "Vary": "Accept"}
+    headers = {"ETag": f'W/"{digest_json(identity)[:32]}"', "Vary": "Accept, Accept-Encoding"}
     if is_known(headers["ETag"], if_none_match):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+
+    def answer(text: str, media_type: str) -> Response:
+        body = text.encode()
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            # Numbers in text shrink to less than half, which is also what is held until a slow client has read it.
+            body = gzip.compress(body, GZIP_LEVEL, mtime=0)
+            return Response(body, media_type=media_type, headers=headers | {"Content-Encoding": "gzip"})
+        return Response(body, media_type=media_type, headers=headers)
 
     def read() -> Response:
         extent = read_extent(services.database, job.id)
@@ -101,10 +112,9 @@ async def job_metrics(
         last = min(to_step or extent.last_step, extent.last_step)
         values = read_series(services.database, job.id, extent, names, from_step, last)
         if is_csv:
-            return Response("".join(_csv_lines(values, from_step)), media_type=CSV, headers=headers)
+            return answer("".join(_csv_lines(values, from_step)), CSV)
         # Here, in the thread: thousands of points would occupy the event loop.
-        curves = _curves(job.id, extent, values, from_step, points).model_dump_json()
-        return Response(curves, media_type="application/json", headers=headers)
+        return answer(_curves(job.id, extent, values, from_step, points).model_dump_json(), "application/json")
 
     # Every step of a long run as text occupies the interpreter, and delays other requests.
     return await (services.curve_turns.run(caller.tenant, read) if is_csv else run_in_threadpool(read))

@@ -86,7 +86,10 @@ def test_series_that_does_not_exist_yet_is_empty(client: TestClient, lease: Leas
 
 def test_csv_has_every_step(client: TestClient, lease: Lease) -> None:
     answer = client.get(f"/v1/jobs/{lease.job.id}/metrics", headers={"Accept": "text/csv"})
-    assert (answer.headers["content-type"], answer.headers["vary"]) == ("text/csv; charset=utf-8", "Accept")
+    assert (answer.headers["content-type"], answer.headers["vary"]) == (
+        "text/csv; charset=utf-8",
+        "Accept, Accept-Encoding",
+    )
     rows = list(csv.DictReader(io.StringIO(answer.text)))
     assert [int(row["step"]) for row in rows] == list(range(1, STEPS + 1))
     assert (rows[PEAK - 1]["train_loss"], rows[HOLE - 1]["train_loss"], rows[0]["valid_loss"]) == ("8", "nan", "")
@@ -98,6 +101,18 @@ def test_csv_has_every_step(client: TestClient, lease: Lease) -> None:
     path = f"/v1/jobs/{lease.job.id}/metrics?series=reward_margin,valid_loss&from_step=2000"
     absent = client.get(path, headers={"Accept": "text/csv"})
     assert absent.text == f"step,reward_margin,valid_loss\n2500,,0.75\n{STEPS},,0.5\n"
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/csv"])
+def test_answers_are_compressed_for_those_who_accept_it(client: TestClient, lease: Lease, accept: str) -> None:
+    path = f"/v1/jobs/{lease.job.id}/metrics"
+    plain = client.get(path, headers={"Accept": accept, "Accept-Encoding": "identity"})
+    short = client.get(path, headers={"Accept": accept, "Accept-Encoding": "br, gzip"})
+    assert "content-encoding" not in plain.headers
+    assert short.headers["content-encoding"] == "gzip"
+    assert short.headers["content-type"] == plain.headers["content-type"]
+    assert int(short.headers["content-length"]) < int(plain.headers["content-length"]) / 2
+    assert short.text == plain.text
 
 
 def test_csv_waits_for_its_turn_and_curves_do_not(
