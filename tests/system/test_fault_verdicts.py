@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.system.fault_trials.faults import CannotTry, full, small_disk
+from tests.system.fault_trials.faults import CannotTry, full, movable_clock, set_clock, small_disk
 from tests.system.fault_trials.trials import TRIALS
 from tests.system.fault_trials.verdicts import Verdict, count_outcomes, job_faults, table
 from tests.system.fault_trials.witness import Witness
@@ -96,6 +99,20 @@ def test_page_has_a_row_of_each_trial_in_its_order() -> None:
     rows = re.findall(r"^\| (.+?) \| .+ \| trial `([\w-]+)` \|$", page, re.MULTILINE)
     assert rows == [(trial.fault, name) for name, trial in TRIALS.items()]
     assert "**Bad:**" not in page
+
+
+def test_clock_of_a_program_is_moved_and_its_monotonic_clock_is_not(tmp_path: Path) -> None:
+    clock = tmp_path / "clock"
+    try:
+        environment = movable_clock(clock)
+    except CannotTry as error:
+        pytest.skip(str(error))
+    set_clock(clock, -3600)
+    program = "import time; time.sleep(0.01); print(time.time(), time.monotonic())"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    moved, monotonic = map(float, done.stdout.split())
+    assert abs(time.time() - 3600 - moved) < 60
+    assert 0 <= time.monotonic() - monotonic < 60
 
 
 def test_disk_is_full_before_anything_is_done_on_it(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from typing import Protocol
 
 import psutil
 
+from cli.standalone.environment import PROJECT
+
 ROOM_BYTES = 96 << 20
 """Free space of a small disk before it is filled; a worker needs a third of it."""
 CHUNK = bytes(1 << 16)
@@ -119,6 +121,43 @@ def hanging(process: psutil.Process) -> Iterator[None]:
         for each in stopped:
             with suppress(psutil.NoSuchProcess):
                 each.resume()
+
+
+@contextmanager
+def clock_moved(clock: Path, seconds: int) -> Iterator[None]:
+    """Programs whose clock goes forth, or back, by some seconds, and afterwards the other way round. Their monotonic clock does not."""
+    set_clock(clock, seconds)
+    try:
+        yield
+    finally:
+        set_clock(clock, 0)
+
+
+def set_clock(clock: Path, seconds: int) -> None:
+    """Say by how much the clock differs; programs look once a second."""
+    new = clock.with_suffix(".new")
+    new.write_text(f"{seconds:+d}\n")
+    new.replace(clock)
+
+
+def movable_clock(clock: Path) -> dict[str, str]:
+    """Environment of programs whose clock is moved by a file, in a folder of its own."""
+    libraries = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+    if not libraries:
+        raise CannotTry("libfaketime is not installed; on Debian: apt-get install faketime")
+    set_clock(clock, 0)
+    # libfaketime 0.9.10 breaks the system call of `time.sleep`, also for the monotonic clock.
+    clock.with_name("sitecustomize.py").write_text(
+        "import select, time\ntime.sleep = lambda seconds: select.select([], [], [], seconds) and None\n"
+    )
+    return {
+        "PYTHONPATH": f"{clock.parent}:{PROJECT}",
+        "LD_PRELOAD": str(libraries[0]),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_DONT_RESET": "1",
+    }
 
 
 class Server(Protocol):

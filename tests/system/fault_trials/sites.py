@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from unittest.mock import patch
 
 from cli.commands.bases.tiny import build
@@ -14,7 +15,7 @@ from cli.standalone.stack import Stack, running_stack
 from shared.settings import Settings
 from tests.support.postgres import start_postgres
 from tests.support.s3_server import start_s3_server
-from tests.system.fault_trials.faults import small_disk
+from tests.system.fault_trials.faults import movable_clock, small_disk
 from tests.system.fault_trials.trials import Layout, Site
 from tests.system.loop import BASE, IMPATIENCE, Installation
 
@@ -22,12 +23,22 @@ HOME_BYTES = 1 << 30
 
 
 @contextmanager
-def one_machine(home: Path) -> Iterator[Site]:
+def one_machine(home: Path, environment: Mapping[str, str] = MappingProxyType({})) -> Iterator[Site]:
     """All on one machine and its disk."""
     with small_disk(home, HOME_BYTES):
         build(Settings(home=home), BASE)
-        with running_stack(Stack(home, BASE, environment=IMPATIENCE)) as stack:
+        with running_stack(Stack(home, BASE, environment=IMPATIENCE | environment)) as stack:
             yield Site(Installation(stack), home)
+
+
+@contextmanager
+def with_clock(home: Path) -> Iterator[Site]:
+    """All on one machine whose clock can be moved."""
+    with tempfile.TemporaryDirectory() as folder:
+        clock = Path(folder) / "clock"
+        with one_machine(home, movable_clock(clock)) as site:
+            site.clock = clock
+            yield site
 
 
 @contextmanager
@@ -45,7 +56,7 @@ def servers(home: Path) -> Iterator[Site]:
         yield site
 
 
-SITES = {"one-machine": one_machine, "servers": servers}
+SITES = {"one-machine": one_machine, "clock": with_clock, "servers": servers}
 
 
 @contextmanager

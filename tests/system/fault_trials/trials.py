@@ -29,6 +29,7 @@ from tests.support.waiting import eventually
 from tests.system.fault_trials.faults import (
     CannotTry,
     away,
+    clock_moved,
     full,
     hanging,
     locked,
@@ -39,8 +40,8 @@ from tests.system.fault_trials.verdicts import Verdict, count_outcomes, errors_o
 from tests.system.fault_trials.witness import NO_CONNECTION, Witness
 from tests.system.loop import BASE, SECONDS, Installation
 
-Layout = Literal["one-machine", "servers"]
-"""An installation with SQLite and a folder; one with PostgreSQL and a bucket."""
+Layout = Literal["one-machine", "clock", "servers"]
+"""An installation with SQLite and a folder; the same with a clock that can be moved; one with PostgreSQL and a bucket."""
 OUTAGE_SECONDS = 10.0
 """Longer than a lease and than what a statement waits for a lock."""
 LONG_EPOCHS = 40
@@ -67,6 +68,7 @@ class Site:
         postgres: its database server; None: SQLite.
         database_url: of its database there.
         s3: where its bucket is; None: a folder.
+        clock: moves its clock; None: it has the machine's.
     """
 
     installation: Installation
@@ -74,6 +76,7 @@ class Site:
     postgres: PostgresServer | None = None
     database_url: str = ""
     s3: S3Server | None = None
+    clock: Path | None = None
 
     def process(self, program: str) -> psutil.Process:
         """The process of a program of the installation, once it is there."""
@@ -351,6 +354,16 @@ def trainer_killed(site: Site) -> Iterator[None]:
     yield
 
 
+def clock_goes(run: TrialRun, seconds: int) -> None:
+    """The clock goes some way, the worker is lost, and the clock goes back: only the sweep can find its job."""
+    assert run.site.clock
+    run.train_to(10, epochs=LONG_EPOCHS // 2, publish=False)
+    run.train("queued", publish=False, epochs=1)
+    with run.suffering(clock_moved(run.site.clock, seconds)):
+        time.sleep(OUTAGE_SECONDS)
+        run.site.process("worker").kill()
+
+
 def replica_hangs(run: TrialRun) -> None:
     """A replica that stops while a job wants to be measured on it."""
     job_id = run.train_to(10)
@@ -470,6 +483,10 @@ TRIALS: dict[str, Trial] = {
         "A tenant's chat template doubles a string sixty times", partial(template, source=DOUBLING_TEMPLATE), attempt=1
     ),
     "foreign-name": Trial("A tensor's name has half a surrogate pair", foreign_name, attempt=1, cheap=True),
+    "clock-forth": Trial(
+        "The clock goes forth an hour; a job trains, another is queued; the worker gets `kill -9`; the clock goes back",
+        partial(clock_goes, seconds=3600), layout="clock", attempt=3, resumed=True, seconds=2 * RECOVERY_SECONDS,
+    ),
     "database-killed": Trial(
         "PostgreSQL is away while a job trains",
         partial(running_job, fault=_server("postgres", away), seconds=OUTAGE_SECONDS),
