@@ -132,8 +132,12 @@ def torch_is_not_loaded(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_wait_for_the_disk() -> Iterator[None]:
-    """A third of the time of tests that write to SQLite would be waiting for a flush that only a power cut makes matter."""
+    """A third of the time of tests that write to SQLite would be waiting for a flush that only a power cut makes matter.
+
+    So would a tenth of a tiny training's, which flushes each checkpoint. Whether and when files are flushed, tests of `os.fsync` say.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
         if find_spec("sqlalchemy"):  # else one tier's tests run where only that tier is installed
             patch.setattr("shared.database.connection.SQLITE_SYNCHRONOUS", "OFF")
         yield

@@ -24,6 +24,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(480)]
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 MOST_PICTURE = 40_000
 LOOKS = [("light", WIDE), ("dark", WIDE), ("light", PHONE), ("dark", PHONE)]
+QUICK_LOOKS = [("light", WIDE), ("dark", PHONE)]
+"""Each scheme and each size once: contrast is a matter of the scheme, what fits is one of the size."""
 SCREENS = {
     "jobs": ("#/jobs", "a.name"),
     "run": ("#/runs/{tuned}", "canvas"),
@@ -84,7 +86,13 @@ def draw(page: Page, path: Path) -> None:
     scaled.quantize(48, kmeans=3, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-@pytest.mark.parametrize(("scheme", "size"), LOOKS, ids=[f"{scheme}-{size[0]}" for scheme, size in LOOKS])
+@pytest.mark.parametrize(
+    ("scheme", "size"),
+    [
+        pytest.param(*look, id=f"{look[0]}-{look[1][0]}", marks=() if look in QUICK_LOOKS else pytest.mark.long)
+        for look in LOOKS
+    ],
+)
 def test_every_screen_is_for_everyone(
     visitor: Visitor,
     state: StorageState,

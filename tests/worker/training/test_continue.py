@@ -113,20 +113,29 @@ def test_a_parent_over_nf4_starts_where_it_ended(tiny_llama, tmp_path):
             assert torch.equal(value, stored[name.replace(".default.", ".")]), name
 
 
-def test_losses_are_those_of_peft_with_a_new_optimizer(tiny_llama, tmp_path, parent):
+@pytest.fixture(scope="module")
+def continued(tiny_llama, tmp_path_factory, parent):
+    """A run that has gone on from the parent, and its folder."""
+    folder = tmp_path_factory.mktemp("continued")
+    run = tiny_llama.plan_run(folder, SECOND, parent=parent, **RUN)
+    return run, tiny_llama.train(run, folder / "run")
+
+
+def test_losses_are_those_of_peft_with_a_new_optimizer(tiny_llama, tmp_path, parent, continued):
     """Ten steps and ten more: ``PeftModel.from_pretrained(is_trainable=True)`` and a new AdamW."""
-    run = tiny_llama.plan_run(tmp_path, SECOND, parent=parent, **RUN)
-    ours = step_losses(tiny_llama.train(run, tmp_path / "run"))
+    run, run_dir = continued
+    ours = step_losses(run_dir)
     theirs = train_plainly(in_peft(tiny_llama.base, parent, is_trainable=True).train(), run, tiny_llama.base)
     assert len(ours) == len(theirs) == STEPS
     assert max(abs(one - other) for one, other in zip(ours, theirs, strict=True)) <= 1e-5
-    new = step_losses(tiny_llama.train(tiny_llama.plan_run(tmp_path / "new", SECOND, **RUN), tmp_path / "new" / "run"))
-    assert abs(ours[0] - new[0]) > 1e-3
+    with pytest.raises(StopRequested):
+        new = tiny_llama.plan_run(tmp_path, SECOND, **RUN)
+        tiny_llama.train(new, tmp_path / "new", stop=PauseAfter(1))
+    assert abs(ours[0] - step_losses(tmp_path / "new")[0]) > 1e-3
 
 
-def test_manifest_and_telemetry_name_the_parent(tiny_llama, tmp_path, parent):
-    run = tiny_llama.plan_run(tmp_path, SECOND, parent=parent, **RUN)
-    run_dir = tiny_llama.train(run, tmp_path / "run")
+def test_manifest_and_telemetry_name_the_parent(parent, continued):
+    _, run_dir = continued
     of_parent = AdapterManifest.model_validate_json((parent / MANIFEST_NAME).read_bytes())
     manifest = AdapterManifest.model_validate_json((run_dir / ADAPTER_FOLDER / MANIFEST_NAME).read_bytes())
     assert manifest.parent.model_dump() == {"id": of_parent.adapter_id, "digest": of_parent.digest, "step": STEPS}
@@ -138,15 +147,22 @@ def test_manifest_and_telemetry_name_the_parent(tiny_llama, tmp_path, parent):
     ).read_text().replace("\\", "")
 
 
-@pytest.mark.parametrize("step", [1, 5, 9])
-def test_resumed_after_a_step(tiny_llama, tmp_path, parent, step):
-    run = tiny_llama.plan_run(tmp_path, SECOND, parent=parent, **RUN, adapter={"rank": 8, "dropout": 0.1})
-    whole = tiny_llama.train(run, tmp_path / "run")
+@pytest.fixture(scope="module")
+def whole(tiny_llama, tmp_path_factory, parent):
+    """A run that has gone on from the parent in another shape and with dropout, and its folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    run = tiny_llama.plan_run(folder, SECOND, parent=parent, **RUN, adapter={"rank": 8, "dropout": 0.1})
+    return run, tiny_llama.train(run, folder / "run")
+
+
+@pytest.mark.parametrize("step", [5, *(pytest.param(step, marks=pytest.mark.long) for step in (1, 9))])
+def test_resumed_after_a_step(tiny_llama, tmp_path, whole, step):
+    run, undisturbed = whole
     with pytest.raises(StopRequested):
         tiny_llama.train(run, tmp_path / "first", stop=PauseAfter(step))
     again = tiny_llama.train(run, tmp_path / "second", resume=list_checkpoints(tmp_path / "first")[-1])
     for name in (f"{ADAPTER_FOLDER}/{WEIGHTS_NAME}", f"{ADAPTER_FOLDER}/{MANIFEST_NAME}", METRICS_NAME):
-        assert digest_file(again / name) == digest_file(whole / name), name
+        assert digest_file(again / name) == digest_file(undisturbed / name), name
 
 
 def test_other_files_than_the_planned_parents_are_refused(tiny_llama, tmp_path, parent):

@@ -83,7 +83,7 @@ def test_qlora_over_an_unquantised_base_is_lora(trained, tiny_llama, tmp_path):
     assert digest_file(again / ADAPTER_FOLDER / WEIGHTS_NAME) == digest_file(run_dir / ADAPTER_FOLDER / WEIGHTS_NAME)
 
 
-@pytest.mark.parametrize("step", [1, 6, 11])
+@pytest.mark.parametrize("step", [6, *(pytest.param(step, marks=pytest.mark.long) for step in (1, 11))])
 def test_resumed_after_a_step(trained, tiny_llama, tmp_path, step):
     run, run_dir = trained
     with pytest.raises(StopRequested):

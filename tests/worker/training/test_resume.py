@@ -1,6 +1,6 @@
 """The resume certificate: a run that was killed, paused or ran out of memory at any step is the uninterrupted run, bit for bit.
 
-On a CPU, in fp32. A kill between two steps leaves the checkpoint of the step before it, so a run of 30 steps with a
+On a CPU, in fp32. A kill between two steps leaves the checkpoint of the step before it, so a run of 15 steps with a
 checkpoint at each is resumed from every one of them; what a real ``kill -9`` leaves is tried at some. Of the steps,
 ``make test`` takes one in the warm-up, one at an epoch's end, one in the middle and the last; ``make long`` takes all.
 """
@@ -38,9 +38,9 @@ from worker.run_folder import (
 from worker.training.data.batches import MicroBatch
 from worker.training.supervised import SupervisedMethod
 
-STEPS = 30
+STEPS = 15
 RUN = {
-    "exec": {"epochs": 10, "batch_size": 1, "grad_accum": 2, "warmup_steps": 3, "seq_len": 64},
+    "exec": {"epochs": 5, "batch_size": 1, "grad_accum": 2, "warmup_steps": 3, "seq_len": 64},
     "adapter": {"rank": 4, "alpha": 8, "dropout": 0.1},
 }
 HELD_OUT = [{"prompt": "What is a fix?", "response": "A change."}]
@@ -75,7 +75,7 @@ def whole(tiny, tmp_path_factory):
     return run_dir
 
 
-QUICK_STEPS = (2, 15, 22, 29)
+QUICK_STEPS = (2, 9, 11, 14)
 
 
 def long_unless(quick: Collection[int], steps: Iterable[int]) -> list[Any]:
@@ -105,7 +105,7 @@ def sparse(tiny, tmp_path_factory):
     return tiny.train(plan(tiny, folder, checkpoint_every=100), folder / "run")
 
 
-@pytest.mark.parametrize("step", long_unless([7], [1, 7, 29, 30]))
+@pytest.mark.parametrize("step", long_unless([7], [1, 7, 14, 15]))
 def test_paused_at_a_step_between_checkpoints(tiny, sparse, tmp_path, step):
     run = plan(tiny, tmp_path, checkpoint_every=100)
     with pytest.raises(StopRequested):
@@ -118,9 +118,9 @@ def test_stopped_again_and_again(tiny, whole, tmp_path):
     run, checkpoint, stops = plan(tiny, tmp_path), None, []
     for attempt in range(4):
         with pytest.raises(StopRequested):
-            tiny.train(run, tmp_path / str(attempt), resume=checkpoint, stop=PauseAfter(6))
+            tiny.train(run, tmp_path / str(attempt), resume=checkpoint, stop=PauseAfter(3))
         checkpoint = list_checkpoints(tmp_path / str(attempt))[-1]
-        stops.append(6 * (attempt + 1))
+        stops.append(3 * (attempt + 1))
     resumed = tiny.train(run, tmp_path / "last", resume=checkpoint)
     assert result(resumed) == result(whole)
     assert resume_story(resumed) == ("bit_exact", stops)
@@ -144,7 +144,7 @@ sys.exit(worker.train.main())
 """
 
 
-@pytest.mark.parametrize("step", long_unless([17], [5, 17, 28]))
+@pytest.mark.parametrize("step", long_unless([8], [4, 8, 13]))
 def test_kill_minus_nine_of_the_process(tiny, whole, tmp_path, step):
     """A process of its own, ended while it works on a later step; it goes on from whatever was whole on the disk."""
     run, first = plan(tiny, tmp_path), tmp_path / "first"

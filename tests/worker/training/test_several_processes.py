@@ -343,10 +343,9 @@ def machines(tmp_path):
         machine.close()
 
 
-def test_machine_without_the_checkpoint_is_named(tiny, tmp_path, machines):
+def test_machine_without_the_checkpoint_is_named(tiny, one, tmp_path, machines):
     (tmp_path / PLAN_NAME).write_text(plan(tiny, tmp_path).model_dump_json())
-    tiny.train(plan(tiny, tmp_path), tmp_path / "whole")
-    there = list_checkpoints(tmp_path / "whole")[-1]
+    there = list_checkpoints(one)[-1]
     for machine in machines("run", there, tmp_path / "elsewhere" / there.name):
         error = machine.error()
         assert (error["code"], error["retryable"]) == (Code.CHECKPOINT_MISSING, True)

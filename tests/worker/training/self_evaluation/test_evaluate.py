@@ -34,6 +34,22 @@ def two_sample_answers() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def plain(tiny, tmp_path_factory, two_sample_answers):
+    """A run of one epoch without held-out rows, and its folder; tests read it and never change it."""
+    folder = tmp_path_factory.mktemp("plain")
+    run = tiny.plan_run(folder, exec={"epochs": 1})
+    return run, tiny.train(run, folder / "run")
+
+
+@pytest.fixture(scope="module")
+def held_out(tiny, tmp_path_factory, two_sample_answers):
+    """The same with two rows held out."""
+    folder = tmp_path_factory.mktemp("held-out")
+    run = tiny.plan_run(folder, exec={"epochs": 1}, data={"validation_split_ratio": 0.34})
+    return run, tiny.train(run, folder / "run")
+
+
 def evaluation_of(run_dir) -> SelfEvaluation:
     return SelfEvaluation.model_validate(read_json(run_dir / EVALUATION_NAME))
 
@@ -83,16 +99,16 @@ def test_telemetry_has_what_it_cost_and_no_text(finished):
     assert "mistake" not in json.dumps(event)
 
 
-def test_without_held_out_rows_training_rows_are_taken_and_called_so(tiny, tmp_path):
-    run_dir = tiny.train(tiny.plan_run(tmp_path, exec={"epochs": 1}), tmp_path / "run")
+def test_without_held_out_rows_training_rows_are_taken_and_called_so(plain):
+    _, run_dir = plain
     found = evaluation_of(run_dir)
     assert (found.source, found.rows_available) == (RowSource.TRAINING, len(ROWS))
     assert "rows that were trained on" in (run_dir / CARD_NAME).read_text()
 
 
-def test_held_out_rows_are_those_that_were_not_trained_on(tiny, tmp_path):
-    run = tiny.plan_run(tmp_path, exec={"epochs": 1}, data={"validation_split_ratio": 0.34})
-    found = evaluation_of(tiny.train(run, tmp_path / "run"))
+def test_held_out_rows_are_those_that_were_not_trained_on(held_out):
+    _, run_dir = held_out
+    found = evaluation_of(run_dir)
     assert (found.source, found.rows_available, found.held_out_copies) == (RowSource.HELD_OUT, 2, 0)
     assert len({sample.line for sample in found.sample_answers}) == 2
 
@@ -160,9 +176,8 @@ def test_without_a_good_answer_the_note_says_so(monkeypatch):
 # -- it changes nothing and fails nothing -----------------------------------------------------------------------------
 
 
-def test_an_operator_leaves_the_answers_out(tiny, tmp_path, monkeypatch):
-    run = tiny.plan_run(tmp_path, exec={"epochs": 1})
-    whole = tiny.train(run, tmp_path / "whole")
+def test_an_operator_leaves_the_answers_out(tiny, plain, tmp_path, monkeypatch):
+    run, whole = plain
     monkeypatch.setenv(SAMPLES_VARIABLE, "0")
     bare = tiny.train(run, tmp_path / "bare")
     assert evaluation_of(bare).sample_answers == ()
@@ -224,9 +239,8 @@ class StopDuringEvaluation:
         return self._due and self._kind == "cancel"
 
 
-def test_a_pause_keeps_every_step_and_the_numbers_are_those_of_a_whole_run(tiny, tmp_path, monkeypatch):
-    run = tiny.plan_run(tmp_path, exec={"epochs": 1}, data={"validation_split_ratio": 0.34})
-    whole = tiny.train(run, tmp_path / "whole")
+def test_a_pause_keeps_every_step_and_the_numbers_are_those_of_a_whole_run(tiny, held_out, tmp_path, monkeypatch):
+    run, whole = held_out
     with monkeypatch.context() as patch, pytest.raises(StopRequested) as stopped:
         tiny.train(run, tmp_path / "first", stop=StopDuringEvaluation(patch, "pause"))
     assert stopped.value.exit_code == EXIT_PAUSED
@@ -265,10 +279,9 @@ def test_a_run_that_is_killed_there_each_time_finishes_without(tiny, tmp_path, m
     assert "Nothing was measured" in found.notes[0]
 
 
-def test_a_pause_before_the_end_changes_nothing_of_it(tiny, tmp_path):
-    run = tiny.plan_run(tmp_path, exec={"epochs": 1})
-    whole = evaluation_of(tiny.train(run, tmp_path / "whole"))
+def test_a_pause_before_the_end_changes_nothing_of_it(tiny, plain, tmp_path):
+    run, whole = plain
     with pytest.raises(StopRequested):
         tiny.train(run, tmp_path / "first", stop=PauseAfter(2))
     resumed = tiny.train(run, tmp_path / "second", list_checkpoints(tmp_path / "first")[-1])
-    assert evaluation_of(resumed) == whole
+    assert evaluation_of(resumed) == evaluation_of(whole)

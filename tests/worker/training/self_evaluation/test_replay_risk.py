@@ -81,7 +81,7 @@ def test_rows_at_risk_change_what_is_trained_on(tiny, plan, whole, tmp_path, mon
     assert digest_file(by_turn / ADAPTER_FOLDER / WEIGHTS_NAME) != digest_file(whole / ADAPTER_FOLDER / WEIGHTS_NAME)
 
 
-@pytest.mark.parametrize("place", [1, 5, -1])
+@pytest.mark.parametrize("place", [pytest.param(1, marks=pytest.mark.long), 5, -1])
 def test_resumed_run_replays_the_same_rows(tiny, plan, whole, tmp_path, place):
     resumed = tiny.train(plan, tmp_path / "run", resume=list_checkpoints(whole)[place])
     for name in (f"{ADAPTER_FOLDER}/{WEIGHTS_NAME}", METRICS_NAME):

@@ -94,14 +94,21 @@ LAYOUTS = {
 }
 
 
+SHAPES = [(1, 1), (3, 7), (2, 5, 96), (1, 70, 3, 33), (2, 4500)]
+LAID_OUT = [
+    *((shape, "plain") for shape in SHAPES),
+    *((shape, one) for shape in SHAPES[2:4] for one in LAYOUTS if one != "plain"),
+]
+"""Each shape, and each other layout of short rows and of heads: strides are passed on alike whatever a row's length."""
+
+
 def norm_of(cls, size, dtype):
     norm = cls(size).to(DEVICE, dtype)
     return norm.requires_grad_(False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 5, 96), (1, 70, 3, 33), (2, 4500)])
+@pytest.mark.parametrize(("shape", "layout"), LAID_OUT)
 @pytest.mark.parametrize("centred", [False, True])
 def test_norm_and_sum(shape, centred, layout, dtype):
     """With a weight that learns and one that does not; the sum flows on beside its norm, as in a block."""
@@ -138,8 +145,10 @@ def test_norm_and_sum(shape, centred, layout, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("size", "turned"), [(6, 6), (32, 32), (34, 10), (24, 8)])
-@pytest.mark.parametrize(("heads", "kv_heads", "rows"), [(4, 2, 2), (3, 1, 1)])
+@pytest.mark.parametrize(
+    ("size", "turned", "heads", "kv_heads", "rows"),
+    [(6, 6, 4, 2, 2), (32, 32, 4, 2, 2), (34, 10, 4, 2, 2), (24, 8, 4, 2, 2), (6, 6, 3, 1, 1), (34, 10, 3, 1, 1)],
+)
 @pytest.mark.parametrize("heads_last", [True, False], ids=["as projected", "contiguous"])
 def test_rotation(size, turned, heads, kv_heads, rows, heads_last, dtype):
     """Of whole heads and of a part of each, as Qwen3.5 does it; one row of angles for all rows too."""
