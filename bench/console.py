@@ -328,9 +328,9 @@ def zoom_ms(page: Page) -> float:
 async def first_tokens(endpoint: MeasuredEndpoint, requests: int) -> list[float]:
     """Return milliseconds to the first token of chats, one after the other."""
     connection = await KeptConnection().open(endpoint)
-    found = [(await stream(endpoint, 1, connection))[0] * 1000 for _ in range(max(CHAT_REQUESTS, requests) + 20)]
+    milliseconds = [(await stream(endpoint, 1, connection))[0] * 1000 for _ in range(max(CHAT_REQUESTS, requests) + 20)]
     connection.close()
-    return found[20:]
+    return milliseconds[20:]
 
 
 @contextmanager
@@ -359,7 +359,7 @@ def event_streams(url: str, key: str, count: int) -> Iterator[None]:
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-        refused.extend(one for one in results if isinstance(one, Exception))
+        refused.extend(result for result in results if isinstance(result, Exception))
 
     refused: list[Exception] = []
     thread = threading.Thread(target=lambda: asyncio.run(hold()))

@@ -94,21 +94,22 @@ class CorpusBench:
         copies = len(planted.exact), len(planted.near)
         size = (folder / ROWS_NAME).stat().st_size / 1e6
         facts: dict[str, list[Facts]] = {"mix": [], "datatrove": []}
-        found: dict[str, FoundCopies] = {}
+        found_copies: dict[str, FoundCopies] = {}
         for _ in range(self._options.rounds):
             for name, measured in facts.items():
                 output = folder / {"mix": "mens"}.get(name, name)
                 shutil.rmtree(output, ignore_errors=True)
                 measured.append(self._run(processes, name, folder))
-                found[name] = _found(planted, rows, output)
+                found_copies[name] = _found(planted, rows, output)
         print(
             f"{rows:,} rows, {size:.0f} MB, {copies[0]:,} equal and {copies[1]:,} near copies; {_rounds(self._options)}"
         )
         _print_table(
-            facts, {name: f"{one.share:.2%} of the copies, {one.others} others" for name, one in found.items()}
+            facts,
+            {name: f"{item.share:.2%} of the copies, {item.others} others" for name, item in found_copies.items()},
         )
-        ours, peer = (statistics.median(one["cpu_seconds"] for one in measured) for measured in facts.values())
-        recall = found["mix"].share, found["datatrove"].share
+        ours, peer = (statistics.median(item["cpu_seconds"] for item in measured) for measured in facts.values())
+        recall = found_copies["mix"].share, found_copies["datatrove"].share
         difference = SMOKE_RECALL_DIFFERENCE if self._smoke else RECALL_DIFFERENCE
         is_equal = recall[0] >= recall[1] - difference
         if self._smoke and not is_equal:
@@ -118,8 +119,8 @@ class CorpusBench:
             cpu_ratio=round(peer / ours, 2),
             recall=round(recall[0], 4),
             recall_of_peer=round(recall[1], 4),
-            others=found["mix"].others,
-            others_of_peer=found["datatrove"].others,
+            others=found_copies["mix"].others,
+            others_of_peer=found_copies["datatrove"].others,
             target=FASTER,
             met=peer / ours >= FASTER and is_equal,
             smoke=self._smoke,
@@ -132,18 +133,18 @@ class CorpusBench:
         size = (folder / ROWS_NAME).stat().st_size / 1e6
         first = self._run(processes, "build", folder)
         again = [self._run(processes, "build", folder) for _ in range(self._options.rounds)]
-        if first["rows"] != 1 or any(one["rows"] for one in again):
+        if first["rows"] != 1 or any(facts["rows"] for facts in again):
             raise BenchFailed("the mix ran again, or did not run at all")
         print(f"\n{rows:,} rows, {size:.0f} MB, one process; {_rounds(self._options)}")
         _print_table({"build": [first], "rebuild": again}, {})
         limit, peak = BASE_BYTES + BYTES_PER_ROW * rows, first["peak_bytes"]
         small = print_goal("K2", rows=rows, peak_bytes=peak, target=limit, met=peak <= limit, smoke=self._smoke)
-        seconds = statistics.median(one["seconds"] for one in again)
+        seconds = statistics.median(facts["seconds"] for facts in again)
         fast = print_goal(
             "K9",
             rows=rows,
             seconds=round(seconds, 3),
-            cpu_seconds=round(statistics.median(one["cpu_seconds"] for one in again), 3),
+            cpu_seconds=round(statistics.median(facts["cpu_seconds"] for facts in again), 3),
             target=REBUILD_SECONDS,
             met=seconds <= REBUILD_SECONDS,
             smoke=self._smoke,
@@ -157,12 +158,12 @@ class CorpusBench:
             for name, measured in facts.items():
                 shutil.rmtree(folder / "units", ignore_errors=True)
                 measured.append(self._run(processes, name, folder, *names))
-        files = {one["rows"] for measured in facts.values() for one in measured}
+        files = {run["rows"] for measured in facts.values() for run in measured}
         if len(files) != 1:
             raise BenchFailed(f"the variants have read different numbers of files: {sorted(files)}")
         print(f"\n{files.pop():,} files of Python; {_rounds(self._options)}")
         _print_table(facts, {})
-        ours, parse = (statistics.median(one["cpu_seconds"] for one in measured) for measured in facts.values())
+        ours, parse = (statistics.median(run["cpu_seconds"] for run in measured) for measured in facts.values())
         ratio = ours / parse
         return print_goal(
             "K4",
@@ -196,11 +197,11 @@ class CorpusBench:
                 for name, measured in facts.items():
                     shutil.rmtree(folder / "generated", ignore_errors=True)
                     measured.append(self._run(processes, name, folder, str(rows), **reached))
-        if any(one["rows"] != rows for measured in facts.values() for one in measured):
+        if any(run["rows"] != rows for measured in facts.values() for run in measured):
             raise BenchFailed("rows are missing")
         print(f"\n{rows:,} answers of {self._options.answer_ms:g} ms, {AT_ONCE} at once; {_rounds(self._options)}")
         _print_table(facts, {})
-        ours, bare = (statistics.median(one["seconds"] for one in measured) for measured in facts.values())
+        ours, bare = (statistics.median(run["seconds"] for run in measured) for measured in facts.values())
         ratio = ours / bare
         return print_goal(
             "K8",
@@ -250,8 +251,8 @@ def _rounds(options: argparse.Namespace) -> str:
 def _print_table(facts: dict[str, list[Facts]], notes: dict[str, str]) -> None:
     print(f"{'':<12}{'seconds':>10}{'CPU s':>10}{'peak MB':>10}")
     for name, measured in facts.items():
-        one = {key: statistics.median(each[key] for each in measured) for key in measured[0]}
-        cells = f"{one['seconds']:>10.2f}{one['cpu_seconds']:>10.2f}{one['peak_bytes'] / 1e6:>10.0f}"
+        medians = {key: statistics.median(run[key] for run in measured) for key in measured[0]}
+        cells = f"{medians['seconds']:>10.2f}{medians['cpu_seconds']:>10.2f}{medians['peak_bytes'] / 1e6:>10.0f}"
         print(f"{name:<12}{cells}  {notes.get(name, '')}".rstrip())
 
 

@@ -90,7 +90,7 @@ def compare(options: argparse.Namespace) -> bool:
 def tokens_of(recipe: dict[str, Any], first_step: int = 0) -> int:
     """Return the tokens of both chats of the pairs from a 0-based step on, without padding."""
     pairs = recipe["pairs"][first_step * recipe["pairs_per_step"] :]
-    return sum(2 * len(one["prompt_ids"]) + len(one["chosen_ids"]) + len(one["rejected_ids"]) for one in pairs)
+    return sum(2 * len(pair["prompt_ids"]) + len(pair["chosen_ids"]) + len(pair["rejected_ids"]) for pair in pairs)
 
 
 def train(processes: Processes, folder: Path, environment: dict[str, str]) -> dict[str, Any]:
@@ -119,8 +119,8 @@ def peer(
     run_folder.mkdir()
     arguments = (variant, str(folder / "pairs.json"), str(run_folder), *more)
     output = processes.run(peers_python(), "bench.training.pair_variants", *arguments, **environment)
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return found
+    measured: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return measured
 
 
 def fastest_trl(processes: Processes, folder: Path, options: argparse.Namespace, environment: dict[str, str]) -> str:
@@ -152,11 +152,11 @@ def report(
     """
     tokens, smoke = tokens_of(recipe, UNTIMED_STEPS), options.smoke
     print("variant  tokens/CPU s   reference, CPU s   peak MB")
-    for name, one in (("mens", ours), ("trl", theirs)):
-        speed, reference = tokens / one["cpu_seconds"], one["reference_cpu_seconds"]
-        print(f"{name:<8} {speed:12.0f} {reference:18.1f} {one['peak_bytes'] / 1e6:9.0f}")
+    for name, figures in (("mens", ours), ("trl", theirs)):
+        speed, reference = tokens / figures["cpu_seconds"], figures["reference_cpu_seconds"]
+        print(f"{name:<8} {speed:12.0f} {reference:18.1f} {figures['peak_bytes'] / 1e6:9.0f}")
     print(f"forward  {tokens_of(recipe) / bare:12.0f} {bare:18.1f}")
-    difference = max(abs(one - other) for one, other in zip(ours["losses"], theirs["losses"], strict=True))
+    difference = max(abs(figures - other) for figures, other in zip(ours["losses"], theirs["losses"], strict=True))
     if smoke and difference > LOSS:
         raise BenchFailed(f"product and TRL differ: {ours['losses']}, {theirs['losses']}")
     suffix = "" if options.base == TINY else "-real"

@@ -100,7 +100,7 @@ class _Build:
         if name == "pull" and self.spec:
             yield from self._pull(self.spec)
         elif name == "extract" and parts.extract:
-            paths = tuple(self.folder / one for one in parts.extract.paths)
+            paths = tuple(self.folder / path for path in parts.extract.paths)
             languages = tuple(dict.fromkeys(parts.extract.language))
             yield from self._run(Extraction(paths, languages, parts.extract.license), UNITS)
         elif name == "generate" and parts.generate:
@@ -169,7 +169,10 @@ class _Build:
             paths = [
                 f"{self.recipe.work}/{target}" if stage else source.path for target, source, stage in self._filterings()
             ]
-            sources = [one.model_copy(update={"path": path}) for one, path in zip(mix.sources, paths, strict=True)]
+            sources = [
+                source_of_mix.model_copy(update={"path": path})
+                for source_of_mix, path in zip(mix.sources, paths, strict=True)
+            ]
             mix = mix.model_copy(update={"sources": sources})
         before = run_mix(mix, self.path, evals=self.evals, dry_run=True, digest=self.digests.of)
         reason = "done" if before.unchanged else "input changed" if before.output.is_file() else "new"

@@ -49,10 +49,10 @@ class FileDigests:
     def of(self, path: Path) -> str:
         """Return SHA-256 of a file."""
         name, now = str(path.resolve()), _state_of(path)
-        known = self._used.get(name) or self._known.get(name)
-        if known and (known.size, known.modified, known.changed, known.inode) == now:
-            self._used[name] = known
-            return known.sha256
+        noted = self._used.get(name) or self._known.get(name)
+        if noted and (noted.size, noted.modified, noted.changed, noted.inode) == now:
+            self._used[name] = noted
+            return noted.sha256
         sha256 = digest_file(path)
         # A file that is being written, or was a moment ago, may change again without a trace in its times.
         if _state_of(path) == now and time.time_ns() - max(now[1], now[2]) > QUIET_NANOSECONDS:
@@ -66,5 +66,5 @@ class FileDigests:
 
 
 def _state_of(path: Path) -> tuple[int, int, int, int]:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino

@@ -111,18 +111,18 @@ def stated_terms(rows: Path) -> list[str]:
     path = rows.with_name(rows.name.removesuffix(".jsonl") + SOURCES_SUFFIX)
     if not path.is_file():
         return []
-    found = set()
+    statements = set()
     with path.open("rb") as file:
         for line in file:
             if b'"terms"' not in line:
                 continue
             with suppress(msgspec.DecodeError, UnicodeDecodeError):  # a file of another program
-                found |= {
+                statements |= {
                     f"{note.get('model')} ({note.get('endpoint')}): {note['terms']}"
                     for note in (_decode(line).generator or {}).values()
                     if isinstance(note, dict) and note.get("terms")
                 }
-    return sorted(found)
+    return sorted(statements)
 
 
 def parse_provenance(line: bytes) -> Provenance:

@@ -87,10 +87,10 @@ class CorpusRecipe(MixModel):
 
     def mix_with_sources(self) -> Mix:
         """Return the mix, with the stages' rows where it does not name sources."""
-        found = [f"{self.work}/{PULLED_ROWS}"] if self.pull is not None else []
-        found += [f"{self.work}/{PAIRS}"] if self.extract else []
-        found += [f"{self.work}/{GENERATED}"] if self.generate else []
-        sources = self.mix.sources or [MixSource(path=path) for path in found]
+        paths = [f"{self.work}/{PULLED_ROWS}"] if self.pull is not None else []
+        paths += [f"{self.work}/{PAIRS}"] if self.extract else []
+        paths += [f"{self.work}/{GENERATED}"] if self.generate else []
+        sources = self.mix.sources or [MixSource(path=path) for path in paths]
         return Mix.model_validate(self.mix.model_dump() | {"sources": [source.model_dump() for source in sources]})
 
 

@@ -59,9 +59,11 @@ def find_files(path: Path, digest: DigestOf = digest_file) -> SourceFiles | None
         if index := read_index(path):
             return SourceFiles(path, tuple(checked_shards(path, digest)), index.digest())
         files = (
-            tuple(sorted(one for one in path.glob("*.jsonl") if one.name == _rows_name(one))) if path.is_dir() else ()
+            tuple(sorted(file for file in path.glob("*.jsonl") if file.name == _rows_name(file)))
+            if path.is_dir()
+            else ()
         )
-        joined = "".join(f"{one.name}\0{digest(one)}\n" for one in files)
+        joined = "".join(f"{file.name}\0{digest(file)}\n" for file in files)
     return SourceFiles(path, files, hashlib.sha256(joined.encode()).hexdigest()) if files else None
 
 

@@ -117,15 +117,15 @@ def setting_of(path: Path) -> str | None:
     a folder.
     """
     path = path.absolute()
-    found = []
+    candidates = []
     for variable, value in os.environ.items():
         if variable.startswith("MENS_") and value:
             named = Path(os.path.expanduser(value)).absolute()  # noqa: PTH111 (Path's raises for unknown users)
             is_around = named in path.parents and not named.is_dir()
             is_within = path in named.parents and not path.is_dir()
             if path == named or is_around or is_within:
-                found.append((path == named, len(named.parts), variable))
-    return max(found)[2] if found else None
+                candidates.append((path == named, len(named.parts), variable))
+    return max(candidates)[2] if candidates else None
 
 
 def storage_full() -> Unavailable:

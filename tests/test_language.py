@@ -77,6 +77,8 @@ RETIRED = {
     "lanes": "variants",
 }
 """Words that only this project used, as patterns, and the field's words for the same things."""
+NOT_NOUNS = frozenset({"asked", "each", "found", "given", "known", "one", "told", "wanted"})
+"""Names of variables that say how a value was got, and not what it is."""
 EXPLAINED = {
     "0001-the-doorbell-is-acknowledged-early.md": "doorbell|bells?|rings?|ringing|rung",
     "0005-the-wall-answers-for-adapters.md": "wall",
@@ -103,6 +105,16 @@ def texts_of(source: str) -> list[str]:
     return strings + [token.string for token in tokens if token.type == tokenize.COMMENT]
 
 
+def variables_of(source: str) -> set[str]:
+    """Return the names of variables and parameters of a module's functions."""
+    functions = [
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    nodes = [node for function in functions for node in ast.walk(function)]
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return stored | {node.arg for node in nodes if isinstance(node, ast.arg)}
+
+
 def may_have_phrases(source: str) -> bool:
     """Return whether a module is worth parsing: parsing all of them takes most of a minute."""
     joined = re.sub(r"\"\s*\n\s*[rf]*\"", "", source)
@@ -119,6 +131,29 @@ def test_sources_are_plain_english(folder: str) -> None:
     suspects = {path: source for path, source in sources.items() if may_have_phrases(source)}
     faults = [fault for path, source in suspects.items() for fault in faults_of(path, texts_of(source))]
     assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("folder", SOURCES)
+def test_variables_are_nouns(folder: str) -> None:
+    sources = {path: path.read_text() for path in sorted((ROOT / folder).rglob("*.py"))}
+    # Only where one is followed by what assigns, because parsing all modules takes seconds.
+    assigned = re.compile(rf"\b(?:{'|'.join(NOT_NOUNS)})\b(?:, [\w*]+)*\s*(?:[-+|&:]?=(?!=)|:\s|\bin\b|[,)])")
+    suspects = {path: source for path, source in sources.items() if assigned.search(source)}
+    faults = {str(path.relative_to(ROOT)): variables_of(source) & NOT_NOUNS for path, source in suspects.items()}
+    assert not {path: names for path, names in faults.items() if names}, "name them by what they are"
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("found = 1", {"found"}),
+        ("for number, one in enumerate(x): pass", {"one", "number"}),
+        ("if (given := x): pass", {"given"}),
+        ("call(found=1, known=x.known)", set()),
+    ],
+)
+def test_names_of_variables_are_found(line: str, names: set[str]) -> None:
+    assert variables_of(f"def function(told):\n    {line}") == names | {"told"}
 
 
 def test_pages_are_plain_english() -> None:

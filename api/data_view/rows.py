@@ -116,9 +116,9 @@ class RowReader:
                 counts.add(labelled[0], chats[0], tokenizer)
             else:
                 counts.add_preference(labelled, chats[0], tokenizer)
-            cut = max(0, max(len(one.ids) for one in labelled) - length)
-            texts = [self._trained(one, max(1, len(one.ids) - cut)) for one in labelled]
-        notes = [RowNote(name=name, reason=found.first[0].reason) for name, found in counts.notes.items()]
+            cut = max(0, max(len(labelled_chat.ids) for labelled_chat in labelled) - length)
+            texts = [self._trained(labelled_chat, max(1, len(labelled_chat.ids) - cut)) for labelled_chat in labelled]
+        notes = [RowNote(name=name, reason=count.first[0].reason) for name, count in counts.notes.items()]
         return row.model_copy(
             update={
                 "trainable": not counts.notes.keys() & FATAL,

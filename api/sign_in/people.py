@@ -55,13 +55,13 @@ def _one_line(text: str) -> str:
 
 
 def _groups(claims: Mapping[str, Any], claim: str) -> set[str]:
-    found = claims.get(claim)
-    if isinstance(found, list) and all(isinstance(group, str) for group in found):
-        return set(found)
+    groups = claims.get(claim)
+    if isinstance(groups, list) and all(isinstance(group, str) for group in groups):
+        return set(groups)
     # Some send a link (`_claim_names`) in place of too many groups; it is not followed, since it needs a token of the person.
-    told = "is not a list of names" if claim in claims else "is missing"
+    fault = "is not a list of names" if claim in claims else "is missing"
     raise Forbidden(
         Code.SIGN_IN_GROUPS_MISSING,
-        f"The identity provider does not say in which groups you are: the claim {claim!r} of its ID token {told}.",
+        f"The identity provider does not say in which groups you are: the claim {claim!r} of its ID token {fault}.",
         remedy="An operator: let the provider put the groups into the ID token, only those that have a rule if they are many, or set MENS_OIDC_GROUPS_CLAIM or MENS_OIDC_SCOPES.",
     )

@@ -139,19 +139,19 @@ class IdentityProvider:
         from joserfc.jwk import KeySet, import_key
         from joserfc.jws import JWSRegistry
 
-        known = []
+        imported_keys = []
         for key in keys:
             # One of a kind that joserfc does not know makes the others no worse.
             with suppress(JoseError, ValueError, TypeError, KeyError):
                 if key["kty"] in KEY_TYPES and key.get("use", "sig") == "sig":
-                    known.append(import_key(key))
+                    imported_keys.append(import_key(key))
         options: dict[str, Any] = {
             "iss": {"essential": True, "value": self._issuer},
             "aud": {"essential": True, "value": self._client_id},
         }
         try:
             registry = JWSRegistry(algorithms=list(ALGORITHMS), strict_check_header=False)
-            signed = jwt.decode(token["id_token"], KeySet(known), registry=registry)
+            signed = jwt.decode(token["id_token"], KeySet(imported_keys), registry=registry)
             # The access token is not used, so its hash proves nothing here.
             parameters = {"nonce": nonce, "client_id": self._client_id}
             claims = CodeIDToken(signed.claims, signed.header, options, parameters)
@@ -166,12 +166,12 @@ class IdentityProvider:
     def _metadata(self) -> dict[str, Any]:
         with self._discovering:
             if self._found is not None:
-                at, found = self._found
-                kept = FAILURE_SECONDS if isinstance(found, MensError) else DISCOVERY_SECONDS
+                at, discovered = self._found
+                kept = FAILURE_SECONDS if isinstance(discovered, MensError) else DISCOVERY_SECONDS
                 if time.monotonic() - at < kept:
-                    if isinstance(found, MensError):
-                        raise copy(found)
-                    return found
+                    if isinstance(discovered, MensError):
+                        raise copy(discovered)
+                    return discovered
             try:
                 metadata = self._ask("GET", self._issuer.rstrip("/") + DISCOVERY)
                 if metadata.get("issuer") != self._issuer:
@@ -200,9 +200,9 @@ class IdentityProvider:
         """Return the JSON object that the provider answers, within limits of size and time. Redirects are not followed."""
         began, content = time.monotonic(), bytearray()
         # Uncompressed, so that a small answer does not become a large one.
-        asked = {"Accept": "application/json", "Accept-Encoding": "identity", **(headers or {})}
+        request_headers = {"Accept": "application/json", "Accept-Encoding": "identity", **(headers or {})}
         try:
-            with self._http.stream(method, url, headers=asked, content=body) as response:
+            with self._http.stream(method, url, headers=request_headers, content=body) as response:
                 for part in response.iter_raw():
                     content += part
                     if len(content) > MOST_BYTES:
@@ -216,12 +216,12 @@ class IdentityProvider:
         if not response.is_success:
             raise (_unavailable if is_temporary(response) else _invalid)(f"answers with {describe_outcome(response)}")
         try:
-            found = json.loads(content)
+            answer = json.loads(content)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            answer = None
+        if not isinstance(answer, dict):
             raise _invalid("its answer is not a JSON object")
-        return found
+        return answer
 
 
 def _claim_of(error: Exception) -> str:

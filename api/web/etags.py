@@ -21,7 +21,7 @@ def with_etags(scope: Scope, send: Send) -> Send:
     """Return the function that sends the response to a GET: it adds the ETag, and compares it with those that the caller
     has.
     """
-    known, held = Headers(scope=scope).get("if-none-match", ""), list[Message]()
+    known_etags, held = Headers(scope=scope).get("if-none-match", ""), list[Message]()
 
     async def send_tagged(message: Message) -> None:
         if message["type"] == "http.response.start" and _is_whole_json(message):
@@ -30,16 +30,18 @@ def with_etags(scope: Scope, send: Send) -> Send:
         if held:
             start = held.pop()
             if not message.get("more_body"):
-                message = _tagged(start, message, known)
+                message = _tagged(start, message, known_etags)
             await send(start)
         await send(message)
 
     return send_tagged
 
 
-def is_known(etag: str, known: str) -> bool:
+def is_known(etag: str, known_etags: str) -> bool:
     """Return whether an ETag is among those of a value of If-None-Match; weak ones and others count as equal."""
-    return known == "*" or etag.removeprefix("W/") in (each.strip().removeprefix("W/") for each in known.split(","))
+    return known_etags == "*" or etag.removeprefix("W/") in (
+        tag.strip().removeprefix("W/") for tag in known_etags.split(",")
+    )
 
 
 def _is_whole_json(start: Message) -> bool:
@@ -47,12 +49,12 @@ def _is_whole_json(start: Message) -> bool:
     return start["status"] == HTTPStatus.OK and headers.get("content-type") == JSON and "content-length" in headers
 
 
-def _tagged(start: Message, message: Message, known: str) -> Message:
+def _tagged(start: Message, message: Message, known_etags: str) -> Message:
     """Add the ETag to a response's start; return its only body, or an empty one if the caller knows it."""
     headers = MutableHeaders(raw=list(start["headers"]))
     digest = hashlib.blake2b(message.get("body", b""), digest_size=16)
     etag = headers.setdefault("etag", f'W/"{digest.hexdigest()}"')
-    if is_known(etag, known):
+    if is_known(etag, known_etags):
         start["status"] = int(HTTPStatus.NOT_MODIFIED)
         for name in OF_THE_BODY:
             del headers[name]

@@ -64,8 +64,8 @@ class ExchangeMiddleware:
         except Exception as error:
             if exchange.has_begun:
                 raise  # the connection is closed
-            known = unexpected_error(routed["method"], routed["path"], error)
-            await error_response_at(routed["path"], known)(routed, receive, send)
+            coded_error = unexpected_error(routed["method"], routed["path"], error)
+            await error_response_at(routed["path"], coded_error)(routed, receive, send)
 
 
 class Exchange:

@@ -70,7 +70,9 @@ class FastPathCall:
         self._endpoint: Endpoint = dependant.call
         self._request_name = dependant.request_param_name
         self.route = route
-        self._parameters = [(each.name, each.call) for each in dependant.dependencies if each.name]
+        self._parameters = [
+            (dependency.name, dependency.call) for dependency in dependant.dependencies if dependency.name
+        ]
 
     async def __call__(self, request: Request) -> Response:
         """Raises:
@@ -93,13 +95,16 @@ def fast_path_calls(app: FastAPI) -> dict[tuple[str, str], FastPathCall]:
 def is_simple(dependant: Dependant) -> bool:
     """Return whether an endpoint takes only the request, the services and the caller, and needs no role."""
     assert dependant.call is not None
-    calls = [each.call for each in _flat(dependant)]
-    known = [call in (get_services, require_caller, require_key) or isinstance(call, HTTPBearer) for call in calls]
-    names = {dependant.request_param_name, *(each.name for each in dependant.dependencies if each.name)}
-    return all(known) and names == set(signature(dependant.call).parameters)
+    calls = [dependency.call for dependency in _flat(dependant)]
+    are_simple = [call in (get_services, require_caller, require_key) or isinstance(call, HTTPBearer) for call in calls]
+    names = {
+        dependant.request_param_name,
+        *(dependency.name for dependency in dependant.dependencies if dependency.name),
+    }
+    return all(are_simple) and names == set(signature(dependant.call).parameters)
 
 
 def _flat(dependant: Dependant) -> Iterator[Dependant]:
-    for each in dependant.dependencies:
-        yield each
-        yield from _flat(each)
+    for dependency in dependant.dependencies:
+        yield dependency
+        yield from _flat(dependency)

@@ -27,20 +27,20 @@ def unchanged_job(services: Services, url: bytes, headers: list[tuple[bytes, byt
     """
     if not url.startswith(JOB_PATH):
         return None
-    given = dict(headers)
-    etag, authorization = given.get(b"if-none-match", b""), given.get(b"authorization", b"")
+    header_values = dict(headers)
+    etag, authorization = header_values.get(b"if-none-match", b""), header_values.get(b"authorization", b"")
     if not etag.startswith(b'W/"'):
         return None
     # If a tenant is named, FastAPI applies the rules.
-    if authorization[:7].lower() != b"bearer " or TENANT_HEADER in given:
+    if authorization[:7].lower() != b"bearer " or TENANT_HEADER in header_values:
         return None
     key = services.lookup.known_key(authorization[7:].decode("latin-1"))
     job_id = url[len(JOB_PATH) :].partition(b"?")[0].decode("latin-1")
-    known = services.job_versions.known(job_id, key.tenant) if key else None
-    if known is None:
+    version = services.job_versions.known(job_id, key.tenant) if key else None
+    if version is None:
         return None
-    place = services.queue_places.known(job_id) if known.is_queued else None
-    if (known.is_queued and place is None) or etag != job_etag(known.version, place).encode():
+    place = services.queue_places.known(job_id) if version.is_queued else None
+    if (version.is_queued and place is None) or etag != job_etag(version.version, place).encode():
         return None
-    request_id = given.get(ID_HEADER, b"")
+    request_id = header_values.get(ID_HEADER, b"")
     return RESPONSE % etag + (b"%b: %b\r\n" % (ID_HEADER, request_id) if CALLERS_ID.fullmatch(request_id) else b"")

@@ -22,15 +22,15 @@ async def refuse_unknown_parameters(request: Request) -> None:
     """
     if not request.query_params or request.scope["path"].startswith((*OPENAI_PATHS, OLLAMA_PATHS)):
         return
-    known = known_parameters(request.scope["route"])
-    unknown = [name for name in request.query_params if name not in known]
+    names = known_parameters(request.scope["route"])
+    unknown = [name for name in request.query_params if name not in names]
     if unknown:
         faults = [
             {
                 "type": UNKNOWN_PARAMETER,
                 "loc": ("query", name),
                 "msg": "this parameter does not exist",
-                "ctx": {"known": known},
+                "ctx": {"known": names},
             }
             for name in unknown
         ]

@@ -16,8 +16,8 @@ TRACEPARENT = b"traceparent"
 
 def begin_request_span(scope: Scope) -> tuple[Any, Any]:
     """Return the span, which is current from now on, and the token for :func:`end_request_span`."""
-    given = next((value for name, value in scope["headers"] if name == TRACEPARENT), b"").decode("latin-1")
-    opened = begin_span(scope["method"], given or None)
+    trace_parent = next((value for name, value in scope["headers"] if name == TRACEPARENT), b"").decode("latin-1")
+    opened = begin_span(scope["method"], trace_parent or None)
     return opened, enter_span(opened)
 
 

@@ -68,9 +68,13 @@ class TenantView:
         """Return a job's checkpoints and its result, newest first, without those whose certificates failed."""
         named = job.result.get("adapters", [])
         made = self.adapters.of_job(job.id, named)
-        shown = [one for one in made if one.published or (one.id in named and one.state != "quarantined")]
+        shown = [
+            checkpoint
+            for checkpoint in made
+            if checkpoint.published or (checkpoint.id in named and checkpoint.state != "quarantined")
+        ]
         # A later checkpoint may have been registered before an earlier one.
-        return sorted(shown, key=lambda one: (one.final, one.step), reverse=True)
+        return sorted(shown, key=lambda checkpoint: (checkpoint.final, checkpoint.step), reverse=True)
 
     def shutdown_dates(self, adapters: Iterable[Adapter | PublishedAdapter]) -> ShutdownDates:
         """Days on which retention deletes these adapters, by tenant and id."""

@@ -53,12 +53,12 @@ class Pool:
         if place == len(self._free):
             self._grow(size)
             place = bisect_left(self._free, (size,))
-        found = self._remove(self._free[place])
+        block = self._remove(self._free[place])
         least = STEP if self.small or self.expandable else SMALL + 1
-        if found.size - size < least:
-            return found
-        self._insert(MemoryBlock(found.size - size, found.segment, found.start + size))
-        return MemoryBlock(size, found.segment, found.start)
+        if block.size - size < least:
+            return block
+        self._insert(MemoryBlock(block.size - size, block.segment, block.start + size))
+        return MemoryBlock(size, block.segment, block.start)
 
     def give(self, block: MemoryBlock) -> None:
         """Free a block, and join it with its free neighbours."""

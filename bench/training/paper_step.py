@@ -17,7 +17,7 @@ CARDS = {
 }
 """About four fifths of the published bandwidth and three fifths of the published rates: assumed."""
 NOW, TORCH, REFERENCE = "now", "torch", "reference"
-RECOMPUTED = {f"recompute {one}": one for one in (Recompute.MLPS, Recompute.BLOCKS)}
+RECOMPUTED = {f"recompute {level}": level for level in (Recompute.MLPS, Recompute.BLOCKS)}
 DIVISOR = 100.0
 """Divisor of the loss: any number."""
 

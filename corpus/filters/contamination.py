@@ -83,7 +83,7 @@ def read_items(path: Path) -> EvalContent:
         items = (
             json.loads(text)
             if text.lstrip().startswith("[")
-            else [json.loads(one) for one in text.splitlines() if one.strip()]
+            else [json.loads(line) for line in text.splitlines() if line.strip()]
         )
     except FileNotFoundError:
         raise NotFound(
@@ -175,26 +175,26 @@ class EvalIndex:
         weights: list[NDArray[np.float32]] = []
         whole: list[int] = []
         whole_sides: list[int] = []
-        for number, one in enumerate(evals):
-            texts = [text for item in one.items for text in sides_of(item)]
-            runs = [np.unique(found) for found in grams_of(texts)]
+        for number, content in enumerate(evals):
+            texts = [text for item in content.items for text in sides_of(item)]
+            runs = [np.unique(run_grams) for run_grams in grams_of(texts)]
             for side in (0, 1):
-                own = [(index, found) for index, found in enumerate(runs) if index % 2 == side]
-                counts = Counter(gram for _, found in own for gram in found.tolist())
-                most = max(1, COMMON_SHARE * len(one.items))
-                for index, found in own:
-                    rarity = np.array([counts[gram] for gram in found.tolist()], np.int64)
-                    rare = found[rarity <= most]
+                own = [(index, run_grams) for index, run_grams in enumerate(runs) if index % 2 == side]
+                counts = Counter(gram for _, run_grams in own for gram in run_grams.tolist())
+                most = max(1, COMMON_SHARE * len(content.items))
+                for index, run_grams in own:
+                    rarity = np.array([counts[gram] for gram in run_grams.tolist()], np.int64)
+                    rare = run_grams[rarity <= most]
                     place = len(places)
                     places.append((number, index // 2 + 1, side))
                     if len(rare):
                         grams.append(rare)
                         sides.append(np.full(len(rare), place, np.uint32))
-                        weights.append(np.log1p(len(one.items) / rarity[rarity <= most]).astype(np.float32))
+                        weights.append(np.log1p(len(content.items) / rarity[rarity <= most]).astype(np.float32))
                     elif side == 0 and texts[index].strip():
                         whole += fingerprints([texts[index]], near=False)[0]
                         whole_sides.append(place)
-        return cls._joined([one.name for one in evals], places, grams, sides, weights, whole, whole_sides)
+        return cls._joined([content.name for content in evals], places, grams, sides, weights, whole, whole_sides)
 
     @classmethod
     def _joined(
@@ -246,15 +246,15 @@ class EvalIndex:
         Args:
             rows: all texts of each row, and those of the user's turns.
         """
-        found = [self._best(grams) for grams in grams_of(["\n".join(texts) for texts, _ in rows])]
+        overlaps = [self._best(grams) for grams in grams_of(["\n".join(texts) for texts, _ in rows])]
         users = [(number, text) for number, (_, turns) in enumerate(rows) for text in turns]
         if len(self._whole) and users:
             digests = np.array(fingerprints([text for _, text in users], near=False)[0], np.uint64)
             at = np.minimum(np.searchsorted(self._whole, digests), len(self._whole) - 1)
             for index in np.flatnonzero(self._whole[at] == digests).tolist():
                 number, text = users[index]
-                found[number] = self._overlap(int(self._whole_sides[at[index]]), 1.0, (1, len(text.split())))
-        return found
+                overlaps[number] = self._overlap(int(self._whole_sides[at[index]]), 1.0, (1, len(text.split())))
+        return overlaps
 
     def _best(self, grams: Hashes) -> Overlap | None:
         if not len(grams) or not len(self._grams):
@@ -289,11 +289,11 @@ def loaded(folder: Path) -> EvalIndex:
 
 def grams_of(texts: Sequence[str]) -> list[Hashes]:
     """Return the hashes of all runs of eight words of each text, in order; none for a shorter one."""
-    found: list[Hashes] = []
+    hashes: list[Hashes] = []
     for words, counts in word_hashes(texts):
         ends = np.cumsum(counts).tolist()
         if len(words) < GRAM_WORDS:
-            found += [np.empty(0, np.uint64)] * len(ends)
+            hashes += [np.empty(0, np.uint64)] * len(ends)
             continue
         last = len(words) - GRAM_WORDS + 1
         grams = np.zeros(last, np.uint64)
@@ -303,5 +303,5 @@ def grams_of(texts: Sequence[str]) -> list[Hashes]:
         grams ^= grams >> _SHIFT
         grams *= _MIX
         for end, count in zip(ends, counts.tolist(), strict=True):
-            found.append(grams[end - count : max(end - count, end - GRAM_WORDS + 1)])
-    return found
+            hashes.append(grams[end - count : max(end - count, end - GRAM_WORDS + 1)])
+    return hashes

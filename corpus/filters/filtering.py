@@ -69,7 +69,7 @@ class Filtering:
 
     def parameters(self) -> dict[str, Any]:
         """Return everything but the rows that changes the output."""
-        filters = {one.name: one.version for one in self._filters()}
+        filters = {corpus_filter.name: corpus_filter.version for corpus_filter in self._filters()}
         redactors = {"names": self.redact, "rules": self._personal_data.redactors.digests, "key": self._key}
         return {"filters": filters, "redactors": redactors, "label": self.label}
 
@@ -104,15 +104,15 @@ class Filtering:
         return writer.index
 
     def _filters(self) -> list[CorpusFilter]:
-        found: list[CorpusFilter] = [SecretFilter()] if self.secrets else []
-        return [*found, self._personal_data] if self.redact else found
+        filters: list[CorpusFilter] = [SecretFilter()] if self.secrets else []
+        return [*filters, self._personal_data] if self.redact else filters
 
     def _judged(
         self, batch: list[tuple[dict[str, Any], Provenance]], dropped: Counter[str]
     ) -> Iterator[tuple[dict[str, Any], Provenance, dict[str, int]]]:
         kept = [(row, provenance, dict[str, int]()) for row, provenance in batch]
-        for one in self._filters():
-            verdicts = one.judge([row for row, _, _ in kept])
+        for corpus_filter in self._filters():
+            verdicts = corpus_filter.judge([row for row, _, _ in kept])
             dropped.update(str(verdict.code) for verdict in verdicts if verdict.row is None)
             kept = [
                 (verdict.row, provenance, counts | verdict.redactions)

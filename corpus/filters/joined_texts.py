@@ -34,9 +34,9 @@ class JoinedTexts:
 
         If two spans overlap, the one that begins first stays; if they begin together, the longer one.
         """
-        found: dict[int, list[FoundSpan]] = {}
+        by_number: dict[int, list[FoundSpan]] = {}
         if not spans:
-            return found
+            return by_number
         if not self._starts:
             self._starts = list(accumulate((len(text) + 1 for text in self._texts), initial=0))
         end = -1
@@ -46,5 +46,5 @@ class JoinedTexts:
             end = span.end
             number = bisect_right(self._starts, span.start) - 1
             start = self._starts[number]
-            found.setdefault(number, []).append(span._replace(start=span.start - start, end=span.end - start))
-        return found
+            by_number.setdefault(number, []).append(span._replace(start=span.start - start, end=span.end - start))
+        return by_number

@@ -22,9 +22,9 @@ class SecretFilter:
     def judge(self, rows: Sequence[dict[str, Any]]) -> list[RowVerdict]:
         """Return a verdict for each row; the reason is the rule, such as ``github``."""
         texts = [list(texts_of(row)) for row in rows]
-        numbers = [number for number, found in enumerate(texts) for _ in found]
+        numbers = [number for number, row_texts in enumerate(texts) for _ in row_texts]
         kinds: dict[int, set[str]] = {}
-        for place, rules in texts_with_secrets([text for found in texts for text in found]).items():
+        for place, rules in texts_with_secrets([text for row_texts in texts for text in row_texts]).items():
             kinds.setdefault(numbers[place], set()).update(rules)
         return [
             RowVerdict(None, VerdictCode.SECRET, reason=", ".join(sorted(kinds[number])))
@@ -59,12 +59,12 @@ class PersonalDataFilter:
             MensError: ``CORPUS_REDACTOR_FAILED``.
         """
         texts = [list(texts_of(row)) for row in rows]
-        result = self.redactors.redact([text for found in texts for text in found])
+        result = self.redactors.redact([text for row_texts in texts for text in row_texts])
         if not result.counts:
             return list(map(RowVerdict, rows))
         verdicts, place = [], 0
-        for row, found in zip(rows, texts, strict=True):
-            places = range(place, place + len(found))
+        for row, row_texts in zip(rows, texts, strict=True):
+            places = range(place, place + len(row_texts))
             place = places.stop
             counts = sum((result.counts.get(number, Counter()) for number in places), Counter[str]())
             if counts:

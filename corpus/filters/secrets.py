@@ -96,7 +96,7 @@ def texts_with_secrets(texts: Sequence[str]) -> dict[int, set[str]]:
     """Return the texts that hold a secret, by number, and the names of the rules that it matched."""
     joined = JoinedTexts(texts)
     spans = joined.by_text(find_secrets(joined.joined))
-    return {number: {span.kind for span in found} for number, found in spans.items()}
+    return {number: {span.kind for span in text_spans} for number, text_spans in spans.items()}
 
 
 def _prefixed(text: str) -> Iterator[FoundSpan]:

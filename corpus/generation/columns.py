@@ -197,7 +197,7 @@ class GenerationRecipe(MixModel):
     def models(self) -> list[str]:
         """The models that are asked, in the order of the columns."""
         names = [column.model for column in self.model_columns]
-        judges = [name for column in self.model_columns for one in column.graders for name in judging_models(one)]
+        judges = [name for column in self.model_columns for grader in column.graders for name in judging_models(grader)]
         return list(dict.fromkeys(names + judges))
 
 

@@ -48,14 +48,14 @@ def find_endpoints(
         remote: models of other servers, by name.
         installation: returns the endpoint of a model that the installation serves.
     """
-    found: dict[str, ModelEndpoint] = {}
+    endpoints: dict[str, ModelEndpoint] = {}
     for name in names:
         if target := remote.get(name):
             url = target.url.rstrip("/")
-            found[name] = ModelEndpoint(name, url, url, target.model or name, target.key.get_secret_value())
+            endpoints[name] = ModelEndpoint(name, url, url, target.model or name, target.key.get_secret_value())
         else:
-            found[name] = installation(name)
-    return found
+            endpoints[name] = installation(name)
+    return endpoints
 
 
 def require_terms(endpoints: Iterable[ModelEndpoint], terms: str | None, *, accepted: bool) -> None:
@@ -64,9 +64,9 @@ def require_terms(endpoints: Iterable[ModelEndpoint], terms: str | None, *, acce
     Raises:
         InvalidRequest: ``CORPUS_TERMS_UNSTATED``.
     """
-    others = [one for one in endpoints if not one.is_ours]
+    others = [endpoint for endpoint in endpoints if not endpoint.is_ours]
     if others and terms != PERMITS_TRAINING and not accepted:
-        names = ", ".join(f"{one.name} ({one.url})" for one in others)
+        names = ", ".join(f"{endpoint.name} ({endpoint.url})" for endpoint in others)
         raise InvalidRequest(
             Code.CORPUS_TERMS_UNSTATED,
             f"The recipe asks models of other servers: {names}. Many providers forbid training on their models' answers.",

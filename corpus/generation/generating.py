@@ -81,15 +81,15 @@ class Generation:
         files += [column.seeds for column in columns if isinstance(column, SelfInstructColumn)]
         for file in files:
             refuse_retracted(self.path.parent / file)
-        found = {file: digest_file(self.path.parent / file) for file in files}
+        digests = {file: digest_file(self.path.parent / file) for file in files}
         for column in self.recipe.columns:
             if isinstance(column, UnitColumn) and (index := read_index(self.path.parent / column.path)):
-                found[column.path] = index.digest()
+                digests[column.path] = index.digest()
         if self.recipe.models:
             rules = rules_digests(self.recipe.redact, self.path.parent)
-            found |= {f"rules {name}": digest for name, digest in rules.items()}
-            found |= {f"eval {number}": one.digest() for number, one in enumerate(self._model_rows.evals())}
-        return found
+            digests |= {f"rules {name}": digest for name, digest in rules.items()}
+            digests |= {f"eval {number}": content.digest() for number, content in enumerate(self._model_rows.evals())}
+        return digests
 
     def plan(self, target: Path) -> list[PlannedRequests]:
         """Return what the recipe asks of each model, at most; nothing is sent.

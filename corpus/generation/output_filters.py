@@ -47,7 +47,7 @@ class OutputFilters:
     def judge(self, rows: Sequence[MadeRow]) -> list[MadeRow | VerdictCode]:
         """Return for each row the row to write, or why it is left out. The result does not depend on how rows are divided over calls."""
         verdicts: list[MadeRow | VerdictCode] = [*rows]
-        for number, verdict in enumerate(self._secrets.judge([one.row for one in rows])):
+        for number, verdict in enumerate(self._secrets.judge([made.row for made in rows])):
             if verdict.row is None:
                 verdicts[number] = VerdictCode.SECRET
         kept = [number for number, verdict in enumerate(verdicts) if isinstance(verdict, MadeRow)]
@@ -68,7 +68,9 @@ class OutputFilters:
         if self._evals is None:
             return
         texts = [_texts(rows[number].row) for number in kept]
-        for number, overlap in zip(kept, self._evals.overlaps([(found, found) for found in texts]), strict=True):
+        for number, overlap in zip(
+            kept, self._evals.overlaps([(row_texts, row_texts) for row_texts in texts]), strict=True
+        ):
             if overlap and overlap.score >= CONTAMINATED:
                 verdicts[number] = VerdictCode.CONTAMINATED
 

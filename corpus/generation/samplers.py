@@ -100,16 +100,16 @@ def _rows(column: RowsColumn, draw: Draw, folder: Path) -> Sampler:
 
 def _units(column: UnitColumn, draw: Draw, folder: Path) -> Sampler:
     """Return units in an order by the seed; the column's value has the unit's keys, and its provenance as ``source``."""
-    found = [
+    units = [
         {**msgspec.to_builtins(unit), "source": msgspec.to_builtins(origin)}
         for unit, origin in read_units(checked_shards(folder / column.path))
         if column.kinds is None or unit.kind in column.kinds
     ]
-    if not found:
+    if not units:
         kinds = f" of the kinds {', '.join(column.kinds)}" if column.kinds else ""
         raise recipe_invalid(f"{column.path} has no units{kinds}.", column.name, None)
-    order = sorted(range(len(found)), key=draw)
-    return lambda row, _: found[order[row % len(order)]]
+    order = sorted(range(len(units)), key=draw)
+    return lambda row, _: units[order[row % len(order)]]
 
 
 _SAMPLERS: dict[type, Callable[[Any, Draw, Path], Sampler]] = {

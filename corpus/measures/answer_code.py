@@ -63,11 +63,11 @@ def _unreadable(check: Check) -> tuple[Diagnostic, ...]:
 def _fences(answer: str) -> Iterator[tuple[str, str]]:
     fence, language, code = "", "", list[str]()
     for line in answer.split("\n"):
-        found = FENCE.match(line)
-        if fence and found and found[1].startswith(fence) and not found[2]:
+        mark = FENCE.match(line)
+        if fence and mark and mark[1].startswith(fence) and not mark[2]:
             yield language, "\n".join(code)
             fence = ""
-        elif not fence and found:
-            fence, language, code = found[1], found[2].lower(), []
+        elif not fence and mark:
+            fence, language, code = mark[1], mark[2].lower(), []
         elif fence:
             code.append(line)

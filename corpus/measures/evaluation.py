@@ -132,7 +132,9 @@ class MeasuredRows:
         self.unsafe += bool(texts_with_secrets(list(texts_of(msgspec.to_builtins(record.conversation())))))
         if answers := list(checked_codes(record, self.languages, checkers)):
             self.scores.append(_score(context, answers))
-            self.used.update((one.language, kind) for one in answers if not one.faults for kind in one.check.constructs)
+            self.used.update(
+                (code.language, kind) for code in answers if not code.faults for kind in code.check.constructs
+            )
 
     def evaluation(self) -> CorpusEvaluation:
         """Return the measures in the original's fields."""
@@ -174,17 +176,19 @@ def measure_file(path: Path, languages: Sequence[str]) -> MeasuredRows:
     for language in languages:
         require_language(language)
     kinds = {language: construct_kinds(language) for language in languages}
-    known = frozenset((language, kind) for language in languages for kind in kinds[language])
-    found = MeasuredRows(digest_file(path), tuple(languages), known=known if all(kinds.values()) and kinds else None)
+    all_constructs = frozenset((language, kind) for language in languages for kind in kinds[language])
+    measured = MeasuredRows(
+        digest_file(path), tuple(languages), known=all_constructs if all(kinds.values()) and kinds else None
+    )
     dropped = Counter[str]()
     with ContainedCheckers() as checkers:
         for _, _, _, record in valid_rows(path, None, dropped):
-            found.add(record, checkers)
-    found.total = found.rows + dropped.total()
-    return found
+            measured.add(record, checkers)
+    measured.total = measured.rows + dropped.total()
+    return measured
 
 
-def judge_file(found: MeasuredRows, policy: GatePolicy, name: str) -> list[GateRow]:
+def judge_file(measured: MeasuredRows, policy: GatePolicy, name: str) -> list[GateRow]:
     """Judge a training file by those gates of a policy that read answers with code, or labels of rows.
 
     The gates are those that judge a model's answers; the file's own answers take the place of these.
@@ -216,7 +220,7 @@ def judge_file(found: MeasuredRows, policy: GatePolicy, name: str) -> list[GateR
     )
     run = RunTemplate(eval=ITSELF, file=ITSELF)
     own = policy.model_copy(update={"gates": gates, "runs": {ITSELF: run}})
-    return list(judge(own, _evidence(found), name).gates)
+    return list(judge(own, _evidence(measured), name).gates)
 
 
 def _of_file(gate: Any) -> Any:
@@ -227,10 +231,10 @@ def _of_file(gate: Any) -> Any:
     return gate.model_copy(update={"run": ITSELF, **own})
 
 
-def _evidence(found: MeasuredRows) -> Evidence:
-    now, name = datetime.now(UTC), f"file:{found.sha256[:16]}"
+def _evidence(measured: MeasuredRows) -> Evidence:
+    now, name = datetime.now(UTC), f"file:{measured.sha256[:16]}"
     # Of a file, coverage is a number of all answers together, as in the original; the gate takes the mean of equal numbers.
-    coverage = {} if found.coverage is None else {"construct_coverage": found.coverage}
+    coverage = {} if measured.coverage is None else {"construct_coverage": measured.coverage}
     pairs = tuple(
         AnswerPair(
             item_index=number,
@@ -249,11 +253,16 @@ def _evidence(found: MeasuredRows) -> Evidence:
                 ),
             ),
         )
-        for number, score in enumerate(found.scores)
+        for number, score in enumerate(measured.scores)
     )
-    labels = {"rows": found.rows, "trainable_rows": found.rows, "lanes": found.lanes, "categories": found.categories}
+    labels = {
+        "rows": measured.rows,
+        "trainable_rows": measured.rows,
+        "lanes": measured.lanes,
+        "categories": measured.categories,
+    }
     return Evidence(
-        adapter=AdapterRef(id=name, digest=found.sha256),
+        adapter=AdapterRef(id=name, digest=measured.sha256),
         incumbent=None,
         compared_with=None,
         serving_base=None,
@@ -271,15 +280,15 @@ def _evidence(found: MeasuredRows) -> Evidence:
 
 def _score(context: str, answers: Sequence[CheckedCode]) -> CodeScore:
     """Return the scores of an answer, whose pieces of code count together."""
-    substances = [measure_substance(one.code, one.check) for one in answers]
-    parses = not any(one.faults for one in answers)
+    substances = [measure_substance(measured.code, measured.check) for measured in answers]
+    parses = not any(measured.faults for measured in answers)
     return CodeScore(
         context,
         parses,
-        anti_stub=parses and all(one.passes for one in substances),
-        placeholder=any(one.markers for one in substances),
-        trivial=all(one.is_trivial for one in substances),
-        richness=max(one.richness for one in substances),
+        anti_stub=parses and all(measured.passes for measured in substances),
+        placeholder=any(measured.markers for measured in substances),
+        trivial=all(measured.is_trivial for measured in substances),
+        richness=max(measured.richness for measured in substances),
     )
 
 

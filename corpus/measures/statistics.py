@@ -75,12 +75,12 @@ class CorpusStatistics(msgspec.Struct):
 
 def measure(path: Path, *, executor: Executor | None = None) -> CorpusStatistics:
     """Read a training file, and its provenance if there is one next to it."""
-    found: dict[str, _OriginCounts] = {}
+    counts: dict[str, _OriginCounts] = {}
 
     def observe(record: Record, _line: int) -> None:
         origin = record.origin if isinstance(record.origin, str) else UNKNOWN
         turns = record.written_turns()
-        found.setdefault(origin, _OriginCounts()).add([turn.content or "" for turn in turns])
+        counts.setdefault(origin, _OriginCounts()).add([turn.content or "" for turn in turns])
 
     report = inspect_file(
         path, mode=DataMode.LENIENT, observer=observe, executor=executor, method=method_of_file(path)
@@ -98,7 +98,7 @@ def measure(path: Path, *, executor: Executor | None = None) -> CorpusStatistics
                 f"{sources_path(path).name} is not a file of provenance, so sources and stages are not counted."
             )
     repeats = report.duplicates
-    origins = {name: found[name].result() for name in sorted(found)}
+    origins = {name: counts[name].result() for name in sorted(counts)}
     return CorpusStatistics(
         rows=report.rows,
         error_count=report.error_count,
@@ -132,7 +132,9 @@ class _OriginCounts:
         if self._rows > SAMPLED_ROWS or len(self._pairs) > MAX_PAIRS:
             return
         words = [word for text in texts for word in text.lower().split()]
-        self._pairs.extend(xxh3_64_intdigest(f"{one} {two}".encode(errors="replace")) for one, two in pairwise(words))
+        self._pairs.extend(
+            xxh3_64_intdigest(f"{first} {two}".encode(errors="replace")) for first, two in pairwise(words)
+        )
 
     def result(self) -> OriginStatistics:
         return OriginStatistics(

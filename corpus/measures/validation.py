@@ -90,11 +90,11 @@ def valid_rows(
         texts = [line for line, _ in batch]
         if first == 1:
             texts[0] = texts[0].removeprefix(BYTE_ORDER_MARK)
-        found = DatasetReport()
-        for number, record in read_records(texts, found, quarantine, first_line=first):
+        report = DatasetReport()
+        for number, record in read_records(texts, report, quarantine, first_line=first):
             line, origin = texts[number - first], batch[number - first][1]
             yield number, line, origin, record
-        dropped.update({str(code): count for code, count in found.errors_by_code.items()})
+        dropped.update({str(code): count for code, count in report.errors_by_code.items()})
         first += len(batch)
 
 
@@ -105,7 +105,7 @@ def _preferences(
     dropped: Counter[str],
 ) -> Iterator[tuple[int, bytes, bytes | None, Record]]:
     """Yield the valid rows of a file of pairs, or of rated answers; the others are counted and quarantined."""
-    found = DatasetReport()
+    report = DatasetReport()
     held: tuple[bytes, bytes | None] = (b"", None)
 
     def read() -> Iterator[bytes]:
@@ -113,9 +113,9 @@ def _preferences(
         for held in lines:
             yield held[0]
 
-    for number, record in read_preferences(method, read(), found, quarantine):
+    for number, record in read_preferences(method, read(), report, quarantine):
         yield number, held[0].removeprefix(BYTE_ORDER_MARK) if number == 1 else held[0], held[1], record
-    dropped.update({str(code): count for code, count in found.errors_by_code.items()})
+    dropped.update({str(code): count for code, count in report.errors_by_code.items()})
 
 
 def _judge(
@@ -137,13 +137,13 @@ def _with_difficulty(
     """Return the line with a difficulty from its code, if it does not have one."""
     if record.difficulty is not None:
         return line
-    found = [
+    difficulties = [
         unit.difficulty
         for language, code, _ in codes_of(record, languages)
         for unit in checkers.units(language, code).units
     ]
-    if not found:
+    if not difficulties:
         return line
     report.difficulties += 1
     keys: dict[str, Any] = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
-    return msgspec.json.encode(keys | {"difficulty": max(found)}) + b"\n"
+    return msgspec.json.encode(keys | {"difficulty": max(difficulties)}) + b"\n"

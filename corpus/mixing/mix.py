@@ -107,7 +107,7 @@ def _mix(
         refuse_own_output(source, output)
     files = mix.decontaminate.files if mix.decontaminate else []
     unwanted = [*(read_items(folder / name) for name in files), *evals]
-    settings = mix.model_dump(mode="json", exclude={"output"}) | {"evals": [one.digest() for one in unwanted]}
+    settings = mix.model_dump(mode="json", exclude={"output"}) | {"evals": [content.digest() for content in unwanted]}
     report = MixReport(
         config_path=str(config),
         output_path=mix.output,

@@ -138,7 +138,7 @@ def _inputs(report: MixReport) -> Any:
 
 def metadata_of(seed: int, files: Sequence[OutputFile], counts: Counter[tuple[int, bool, Label]]) -> dict[str, Any]:
     """Return the summary of the output that lies next to it."""
-    found: dict[str, Counter[str]] = {
+    counters: dict[str, Counter[str]] = {
         "categories": Counter(),
         "lanes": Counter(),
         "origins": Counter(),
@@ -146,11 +146,11 @@ def metadata_of(seed: int, files: Sequence[OutputFile], counts: Counter[tuple[in
     }
     for (_, is_held_out, label), rows in counts.items():
         if not is_held_out:
-            for counter, value in zip(found.values(), label, strict=True):
+            for counter, value in zip(counters.values(), label, strict=True):
                 counter["(none)" if value is None else str(value)] += rows
     return {
         "schema": 1,
         "seed": seed,
         "files": list(files),
-        **{name: dict(sorted(counter.items())) for name, counter in found.items()},
+        **{name: dict(sorted(counter.items())) for name, counter in counters.items()},
     }

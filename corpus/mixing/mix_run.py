@@ -161,11 +161,11 @@ class MixRun:
 
     def _count_states(self, states: States) -> None:
         for source in self.sources:
-            found: Counter[str] = Counter(source.report.dropped)
+            dropped: Counter[str] = Counter(source.report.dropped)
             for begin, piece in source.pieces:
                 counts = np.bincount(states[begin : begin + piece.rows], minlength=len(RowState)).tolist()
-                found.update({CODES[state]: counts[state] for state in CODES if counts[state]})
-            source.report.dropped = {str(code): found[code] for code in sorted(found)}
+                dropped.update({CODES[state]: counts[state] for state in CODES if counts[state]})
+            source.report.dropped = {str(code): dropped[code] for code in sorted(dropped)}
         total: Counter[str] = Counter()
         for source in self.sources:
             total.update(source.report.dropped)

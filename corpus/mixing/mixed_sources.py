@@ -91,12 +91,12 @@ def places_of(output: Path) -> list[Path]:
 
 def places_in(source: MixedSource, states: States) -> NDArray[np.uint64]:
     """Return the places of a source's rows that are kept."""
-    found = [np.empty(0, np.uint64)]
+    places = [np.empty(0, np.uint64)]
     for begin, piece in source.pieces:
         entries = piece.entries()
         kept = states[begin + entries["row"].astype(np.int64)] == RowState.KEPT
-        found.append(entries["key"][kept])
-    return np.concatenate(found)
+        places.append(entries["key"][kept])
+    return np.concatenate(places)
 
 
 def plain_lane(lane: str) -> str:

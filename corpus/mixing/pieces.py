@@ -109,19 +109,19 @@ _decode_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 def _provenance(task: PieceTask, number: int, line: bytes, origin: bytes | None, row: str) -> Provenance:
     if origin is None:
-        found = Provenance(
+        provenance = Provenance(
             id=row,
             source=f"file:{task.name}",
             locator={"file": task.file, "line": number},
             content_sha256=sha256(line.rstrip(b"\r\n")).hexdigest(),
         )
     else:
-        found = parse_provenance(origin)
+        provenance = parse_provenance(origin)
         if task.record_format is None:  # of other formats, the row is made of the line
-            require_same_row(found.id, row, task.part.rows.path, number)
-        found.id = row
-    found.stages = [*found.stages, task.mark]
-    return found
+            require_same_row(provenance.id, row, task.part.rows.path, number)
+        provenance.id = row
+    provenance.stages = [*provenance.stages, task.mark]
+    return provenance
 
 
 def _group(by: str, row: _MixedRow, provenance: Provenance) -> str:

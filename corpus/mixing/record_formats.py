@@ -106,12 +106,12 @@ def _tool_trace(line: bytes, form: RecordFormat) -> dict[str, Any]:
     }
 
 
-def _value(given: Any) -> Any:
+def _value(field: Any) -> Any:
     """Return the value that a field of JSON text has; other values, and text that is not JSON, stay as they are."""
     try:
-        return msgspec.json.decode(given) if isinstance(given, str) else given
+        return msgspec.json.decode(field) if isinstance(field, str) else field
     except msgspec.DecodeError:
-        return given
+        return field
 
 
 def _review(line: bytes, _form: RecordFormat) -> dict[str, Any]:

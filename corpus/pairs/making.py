@@ -172,12 +172,12 @@ def _make(
 ) -> _Made:
     """Return the drafts of a unit with the names of their rules, and why each is left out, if it is."""
     unit, _ = item
-    wanted = [rule for rule in rules if unit.kind in rule.needs]
+    fitting = [rule for rule in rules if unit.kind in rule.needs]
     measures = Check((), unit.constructs, unit.size)
-    if wanted and unit.kind in CODE_KINDS and not measure_substance(unit.code, measures).passes:
+    if fitting and unit.kind in CODE_KINDS and not measure_substance(unit.code, measures).passes:
         return [("", Draft({}), VerdictCode.STUB)]
     context = RuleContext(checkers, named)
-    return [(rule.name, draft, _verdict(draft, checkers)) for rule in wanted for draft in rule.pairs(unit, context)]
+    return [(rule.name, draft, _verdict(draft, checkers)) for rule in fitting for draft in rule.pairs(unit, context)]
 
 
 def _verdict(draft: Draft, checkers: ContainedCheckers) -> str:

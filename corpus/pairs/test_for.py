@@ -33,8 +33,8 @@ class TestFor:
 
     def pairs(self, unit: UnitRow, context: RuleContext) -> Iterator[Draft]:
         """See :class:`corpus.pairs.rule.PairRule`."""
-        found = (context.neighbours.function(name) for name in functions_named(unit))
-        function = next(filter(None, found), None)
+        functions = (context.neighbours.function(name) for name in functions_named(unit))
+        function = next(filter(None, functions), None)
         if function is None or len(unit.uses) > MAX_USES or not unit.code.startswith("def "):
             return
         code = "\n\n".join(filter(None, [function.context, function.code]))

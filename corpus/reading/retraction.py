@@ -78,9 +78,9 @@ def retract(folder: Path, keys: Sequence[list[Any]]) -> int:
             param="folder",
         )
     with claimed(folder, is_folder=True):
-        known = {canonical_json(key) for key in read_keys(folder / RETRACTED_NAME)}
-        added = {canonical_json(key) for key in keys} - known
-        lines = sorted(known | added)
+        earlier = {canonical_json(key) for key in read_keys(folder / RETRACTED_NAME)}
+        added = {canonical_json(key) for key in keys} - earlier
+        lines = sorted(earlier | added)
         write_file(folder / RETRACTED_NAME, b"".join(line + b"\n" for line in lines))
     return len(added)
 
@@ -89,7 +89,7 @@ def find_unmatched(folder: Path, keys: Sequence[list[Any]]) -> list[list[Any]]:
     """Return the keys that no version of a row in the folder of a pull has, such as ``"2"`` where the table has 2."""
     state = read_state(folder)
     missing = {canonical_json(key): key for key in keys}
-    pulled = (one.locator.get("key") for one in pulled_rows(folder, state.shards if state else []))
+    pulled = (provenance.locator.get("key") for provenance in pulled_rows(folder, state.shards if state else []))
     for key in chain(pulled, (key for key, _, _ in read_left_out(folder))):
         missing.pop(canonical_json(key), None)
     return list(missing.values())
@@ -105,16 +105,16 @@ def find_affected(
         skipped: receives the files that have the name of a file of provenance, and another content.
     """
     state = read_state(folder)
-    source = next((one.source for one in pulled_rows(folder, state.shards)), None) if state else None
-    wanted = {canonical_json(key) for key in keys}
+    source = next((provenance.source for provenance in pulled_rows(folder, state.shards)), None) if state else None
+    key_texts = {canonical_json(key) for key in keys}
     for path in sorted(corpus.rglob(f"*{SOURCES_SUFFIX}")):
         rows = path.with_name(path.name.removesuffix(SOURCES_SUFFIX) + ".jsonl")
         if folder.resolve() in path.resolve().parents or not rows.is_file():
             continue
         try:
             count = sum(
-                one.source == source and canonical_json(one.locator.get("key")) in wanted
-                for one in read_provenance(path)
+                provenance.source == source and canonical_json(provenance.locator.get("key")) in key_texts
+                for provenance in read_provenance(path)
             )
         except (msgspec.DecodeError, UnicodeDecodeError):
             if skipped is not None:

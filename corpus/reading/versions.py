@@ -50,15 +50,15 @@ class KeyEvents:
 
     def last(self) -> NDArray[np.bool_]:
         """Return whether each event, in the order in which they were added, is the last of its key."""
-        found = np.zeros(len(self), np.bool_)
+        are_last = np.zeros(len(self), np.bool_)
         if not len(self):
-            return found
+            return are_last
         digests = np.frombuffer(self._digests, _DIGEST)
         order = np.lexsort((np.frombuffer(self._places, np.int64), digests["low"], digests["high"]))
         ordered = digests[order]
-        found[order[-1]] = True
-        found[order[:-1][ordered[1:] != ordered[:-1]]] = True
-        return found
+        are_last[order[-1]] = True
+        are_last[order[:-1][ordered[1:] != ordered[:-1]]] = True
+        return are_last
 
     def _add(self, key: list[Any], place: int) -> None:
         self._digests += hashlib.blake2b(canonical_json(key), digest_size=_DIGEST.itemsize).digest()

@@ -101,11 +101,11 @@ class Extraction:
             StageWriter(target, stage=self.name, key=key, max_bytes=max_bytes) as writer,
             CheckerThreads(self.processes) as threads,
         ):
-            for (_, file), found in threads.map(divide, self._files):
-                left_out.update(found.left_out)
-                for unit in found.units:
+            for (_, file), divided in threads.map(divide, self._files):
+                left_out.update(divided.left_out)
+                for unit in divided.units:
                     kinds[unit.kind] += 1
-                    sources = self._provenance(unit, file, found.sha256, stage_mark(self.name, key))
+                    sources = self._provenance(unit, file, divided.sha256, stage_mark(self.name, key))
                     writer.write_line(msgspec.json.encode(unit), msgspec.json.encode(sources))
             writer.report = {
                 "files": len(self._files),
@@ -157,31 +157,31 @@ def _divide(
     repositories: Mapping[Path, Repository | None], checkers: ContainedCheckers, item: tuple[str, TreeFile]
 ) -> _FileUnits:
     language, file = item
-    found = _FileUnits()
+    divided = _FileUnits()
     text = read_source(file)
     if isinstance(text, LeftOut):
-        found.left_out[text] += 1
-        return found
-    found.sha256 = hashlib.sha256(text.encode()).hexdigest()
+        divided.left_out[text] += 1
+        return divided
+    divided.sha256 = hashlib.sha256(text.encode()).hexdigest()
     repository = repositories[file.root]
     path = repository.path_of(file) if repository else file.name
     if language == MARKDOWN:
         if is_excluded(text):
-            found.left_out[LeftOut.NOT_ELIGIBLE] += 1
-            return found
+            divided.left_out[LeftOut.NOT_ELIGIBLE] += 1
+            return divided
         units = find_sections(text)
     else:
-        units = _divided(checkers, language, text, found.left_out)
+        units = _divided(checkers, language, text, divided.left_out)
     staleness = repository.staleness(path) if repository and language == MARKDOWN else 0
     has_secret = bool(texts_with_secrets([text]))
     for unit in units:
         if has_secret and texts_with_secrets([unit.code, unit.docstring]):
-            found.left_out[LeftOut.SECRET] += 1
+            divided.left_out[LeftOut.SECRET] += 1
         elif reason := _unit_refusal(unit, path):
-            found.left_out[reason] += 1
+            divided.left_out[reason] += 1
         else:
-            found.units.append(UnitRow.of(unit, path, staleness))
-    return found
+            divided.units.append(UnitRow.of(unit, path, staleness))
+    return divided
 
 
 def _divided(checkers: ContainedCheckers, language: str, text: str, left_out: Counter[LeftOut]) -> list[Unit]:

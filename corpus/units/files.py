@@ -58,8 +58,8 @@ def find_files(roots: Sequence[Path], suffixes: tuple[str, ...], left_out: Count
             raise NotFound(Code.CORPUS_SOURCE_MISSING, message, remedy=remedy, param=str(root))
         # A root may be a link: it was named by the caller, and not by the tree.
         whole = root.resolve()
-        found = _walk(whole, left_out) if whole.is_dir() else iter([whole])
-        for path in found:
+        paths = _walk(whole, left_out) if whole.is_dir() else iter([whole])
+        for path in paths:
             if path.name.endswith(suffixes):
                 relative = path.relative_to(whole.parent)
                 files.setdefault(path, TreeFile(path, _printable(relative), whole))

@@ -93,8 +93,8 @@ class SignIns:
         """
         with self._db.write() as session:
             # Accepted again, under the lock: the key may have been rotated or revoked since the request was let in.
-            found = accepted(session, secret, self._db.now(session), lock=True)
-            return self._add(session, found.key, challenge, found.until)
+            accepted_key = accepted(session, secret, self._db.now(session), lock=True)
+            return self._add(session, accepted_key.key, challenge, accepted_key.until)
 
     def create_by_code(self, code: str, challenge: str, address: str) -> tuple[SignIn, str]:
         """Sign in with a code, which is used up; as :meth:`create`.
@@ -278,10 +278,10 @@ class SignIns:
 
     def _by_halves(self, session: Session, halves: SignInHalves) -> tuple[SignInRow, KeyRow, datetime]:
         query = select(SignInRow, KeyRow).join(KeyRow, KeyRow.id == SignInRow.key_id)
-        found = session.execute(query.where(SignInRow.cookie_sha256 == _hash(halves.cookie))).one_or_none()
-        if found is None or not hmac.compare_digest(found[0].token_sha256, _hash(halves.token)):
+        rows = session.execute(query.where(SignInRow.cookie_sha256 == _hash(halves.cookie))).one_or_none()
+        if rows is None or not hmac.compare_digest(rows[0].token_sha256, _hash(halves.token)):
             raise sign_in_ended()
-        row, key_row = found
+        row, key_row = rows
         ends = (row.expires_at, row.last_used_at + LONGEST_IDLE, key_row.expires_at)
         until = min(end for end in ends if end)
         if key_row.revoked_at is not None or self._db.now(session) >= until:

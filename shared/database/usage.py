@@ -147,12 +147,12 @@ class Usage:
         # Without columns to group by, a sum over no rows would still be one line.
         query = query.group_by(*columns).having(func.count() > 0).order_by(*columns).limit(limit + 1)
         with self._db.read() as session:
-            found = session.execute(query).all()
-            ids = {row.key for row in found} if "key" in groups else set()
+            rows = session.execute(query).all()
+            ids = {row.key for row in rows} if "key" in groups else set()
             names = {
                 row.id: row.name for row in session.execute(select(KeyRow.id, KeyRow.name).where(KeyRow.id.in_(ids)))
             }
-        return [_line(groups, row._asdict(), names) for row in found]
+        return [_line(groups, row._asdict(), names) for row in rows]
 
 
 def _line(groups: list[Group], row: dict[str, object], names: dict[str, str]) -> UsageLine:

@@ -158,8 +158,8 @@ def _check_embedding(tensors: Tensors, config: ModelConfig) -> None:
         )
 
 
-def _coverage(keys: list[str], found: Collection[str]) -> Coverage:
-    missing = [key for key in keys if key not in found]
+def _coverage(keys: list[str], present: Collection[str]) -> Coverage:
+    missing = [key for key in keys if key not in present]
     return Coverage(expected=len(keys), matched=len(keys) - len(missing), missing=tuple(missing[:REPORTED_KEYS]))
 
 

@@ -135,12 +135,12 @@ class Findings:
     def warnings(self, contract: FineTuneContract) -> list[str]:
         """Warn of row contents that the training will not reproduce as written, and of rated answers that hardly count."""
         seq_len = contract.exec.seq_len
-        found = [*self.data.warnings, *(part_warnings(self.replay, "replay ") if self.replay else [])]
+        sentences = [*self.data.warnings, *(part_warnings(self.replay, "replay ") if self.replay else [])]
         if self.rated:
-            found += rated_warnings(self.rated, contract.preference)
+            sentences += rated_warnings(self.rated, contract.preference)
         for kind, report in self.supervision.items():
-            found += report.warnings(seq_len, "" if kind == "train" else f"{kind} ")
-        return found
+            sentences += report.warnings(seq_len, "" if kind == "train" else f"{kind} ")
+        return sentences
 
 
 def read_files(
@@ -188,9 +188,9 @@ def read_files(
     replayed = _read_replay(files.replay, contract.data, passes) if files.replay else None
     counted = {"train": report.training, "validation": report.validation, "replay": replayed}
     supervision = {kind: passes.report(kind, counted[kind]) for kind in passes.started}
-    known = index if preferences is None else preferences.prompts
-    found = Findings(report, replayed, supervision, known, passes.trained_lines())
-    return _with_ratings(found, preferences, contract) if isinstance(preferences, RatedFindings) else found
+    row_index = index if preferences is None else preferences.prompts
+    findings = Findings(report, replayed, supervision, row_index, passes.trained_lines())
+    return _with_ratings(findings, preferences, contract) if isinstance(preferences, RatedFindings) else findings
 
 
 def report_on_file(
@@ -226,19 +226,19 @@ def report_on_file(
     return report, supervision, error
 
 
-def _with_ratings(found: Findings, ratings: RatedFindings, contract: FineTuneContract) -> Findings:
+def _with_ratings(findings: Findings, ratings: RatedFindings, contract: FineTuneContract) -> Findings:
     """Return the findings with the ratings of the answers that are trained on, as the trainer splits them."""
-    data, rows = contract.data, len(found.lines)
-    held_out = 0 if found.data.validation else validation_split(rows, data.validation_split_ratio)
+    data, rows = contract.data, len(findings.lines)
+    held_out = 0 if findings.data.validation else validation_split(rows, data.validation_split_ratio)
     training, _ = split_validation(rows, held_out, contract.exec.seed)
-    return replace(found, rated=ratings.report_on(found.lines[training]), held_out=held_out)
+    return replace(findings, rated=ratings.report_on(findings.lines[training]), held_out=held_out)
 
 
-def _read_replay(replay: InputFile, wanted: DataSection, passes: _Passes) -> FileReport:
-    filters, hasher = RowFilter.of_replay(wanted), _hasher(replay)
+def _read_replay(replay: InputFile, section: DataSection, passes: _Passes) -> FileReport:
+    filters, hasher = RowFilter.of_replay(section), _hasher(replay)
     observer = passes.observe("replay", replay, filters)
     report = inspect_file(
-        replay.path, filters=filters, mode=wanted.mode, near=False, observer=observer, hashers=(hasher, None)
+        replay.path, filters=filters, mode=section.mode, near=False, observer=observer, hashers=(hasher, None)
     )
     _verify(replay, hasher)
     if error := refusal(report, filters, "data.replay_file"):
@@ -268,13 +268,13 @@ class _Passes:
             chosen = sample_lines(_lines(file), SAMPLED_ROWS)
         if self._contract.has_preferences:
             return self._observe_preferences(kind, chosen, filters)
-        found = SupervisionPass(
+        counting = SupervisionPass(
             self._tokenizer, seq_len=self._seq_len, last_k=self._contract.exec.qlora_ce_last_k, filters=filters
         )
-        self.started[kind] = found, chosen is not None
+        self.started[kind] = counting, chosen is not None
 
         def observe(record: Record, line: int) -> None:
-            row, take = as_row(record, line), found.add if chosen is None or line in chosen else found.measure
+            row, take = as_row(record, line), counting.add if chosen is None or line in chosen else counting.measure
             take(row)
             if kind == "train" and filters.admits(row):
                 self._admitted.append(line)
@@ -283,11 +283,11 @@ class _Passes:
         return observe
 
     def _observe_preferences(self, kind: Kind, chosen: Collection[int] | None, filters: RowFilter) -> Observer:
-        found = PreferenceSupervisionPass(self._tokenizer, seq_len=self._seq_len, filters=filters)
-        self.started[kind] = found, chosen is not None
+        counting = PreferenceSupervisionPass(self._tokenizer, seq_len=self._seq_len, filters=filters)
+        self.started[kind] = counting, chosen is not None
 
         def observe(record: Record, line: int) -> None:
-            take = found.add if chosen is None or line in chosen else found.measure
+            take = counting.add if chosen is None or line in chosen else counting.measure
             take(record, line)
             if kind == "train" and filters.admits(record):
                 self._admitted.append(line)
@@ -300,8 +300,8 @@ class _Passes:
         return np.setdiff1d(np.frombuffer(self._admitted, np.uint32), lost, assume_unique=True)
 
     def report(self, kind: Kind, counted: FileReport | None) -> SupervisionReport:
-        found, sampled = self.started[kind]
-        return found.report(counted.rows + counted.error_count if counted else 0, sampled=sampled)
+        counting, sampled = self.started[kind]
+        return counting.report(counted.rows + counted.error_count if counted else 0, sampled=sampled)
 
 
 def _lines(file: InputFile) -> int:

@@ -336,7 +336,7 @@ def nearest_fit(
 def _same_result(requested: Configuration, devices: int, choices: Sequence[Recompute]) -> Iterator[Configuration]:
     """Iterate over configurations with the result of the requested one, the mildest change first."""
     pairs = same_effective_batch(requested.batch_size, requested.grad_accum)
-    more = [one for one in choices if one.rank >= requested.recompute.rank]
+    more = [choice for choice in choices if choice.rank >= requested.recompute.rank]
     for holders, recompute, (batch_size, grad_accum) in product(sorted({requested.holders, devices}), more, pairs):
         changes = {"batch_size": batch_size, "grad_accum": grad_accum}
         yield requested.model_copy(update=changes | {"recompute": recompute, "holders": holders})
@@ -352,17 +352,17 @@ def same_effective_batch(batch_size: int, grad_accum: int) -> list[tuple[int, in
     return pairs
 
 
-def _advice(requested: Configuration, found: Configuration) -> str:
+def _advice(requested: Configuration, fitting: Configuration) -> str:
     steps = []
-    if found.batch_size != requested.batch_size:
-        steps.append(f"set exec.batch_size to {found.batch_size} and exec.grad_accum to {found.grad_accum}")
-    if found.recompute is not requested.recompute:
-        what = "whole blocks (gradient checkpointing)" if found.recompute is Recompute.BLOCKS else "norms and MLPs"
+    if fitting.batch_size != requested.batch_size:
+        steps.append(f"set exec.batch_size to {fitting.batch_size} and exec.grad_accum to {fitting.grad_accum}")
+    if fitting.recompute is not requested.recompute:
+        what = "whole blocks (gradient checkpointing)" if fitting.recompute is Recompute.BLOCKS else "norms and MLPs"
         steps.append(f"recompute activations of {what}")
-    if found.holders != requested.holders:
-        steps.append(f"hold the base in parts on {found.holders} GPUs")
-    if found.seq_len != requested.seq_len:
-        steps.append(f"set exec.seq_len to {found.seq_len}, which truncates longer rows and so changes the result")
+    if fitting.holders != requested.holders:
+        steps.append(f"hold the base in parts on {fitting.holders} GPUs")
+    if fitting.seq_len != requested.seq_len:
+        steps.append(f"set exec.seq_len to {fitting.seq_len}, which truncates longer rows and so changes the result")
     text = "; ".join(steps)
     return f"{text[:1].upper()}{text[1:]}."
 

@@ -110,26 +110,26 @@ def preflight(
         check_servable(resolution.contract, model.config, machine.limits, base_digest=base.digest)
     files = JobFiles(train, validation, replay)
     tokenizer = Tokenizer.load(base_folder, ChatOptions.of(resolution.contract.data))
-    found = read_files(resolution.contract, seq_len, tokenizer, files, machine)
-    data, supervision = found.data, found.supervision["train"]
-    found.refuse()
-    difficulties = found.trained_on("train")
+    findings = read_files(resolution.contract, seq_len, tokenizer, files, machine)
+    data, supervision = findings.data, findings.supervision["train"]
+    findings.refuse()
+    difficulties = findings.trained_on("train")
     rows = sum(difficulties.values())
     # Bounds by rows change the schedule only, and a length from the data is the one at which rows were truncated above.
     measured = {
-        base: length.decide(resolution.contract, found.longest_row) if length else {}
+        base: length.decide(resolution.contract, findings.longest_row) if length else {}
         for base, length in lengths.items()
     }
     tried = resolve(rows=rows, measured=next(iter(measured.values()))).contract
     precision = decide(
         tried, model.config, machine, on_gpu=on_gpu, of_parent=request.parent.quant_base if request.parent else None
     )
-    if not _holds_rows(lengths, precision.base_quant, found.longest_row):
+    if not _holds_rows(lengths, precision.base_quant, findings.longest_row):
         precision = precision.model_copy(
             update={"precision": "nf4", "reason": "the longest row does not fit in memory in full precision"}
         )
     resolution = resolve(rows=rows, measured=measured[precision.base_quant], open_base=precision.base_quant)
-    contract = found.with_weights(resolution.contract)
+    contract = findings.with_weights(resolution.contract)
     if machine.limits:
         check_served_weights(contract, machine.limits)
     stack = model.middle.matched, model.middle.expected
@@ -137,18 +137,18 @@ def preflight(
     plan = plan_finetune(
         contract,
         base,
-        _data_file(train, found, "train"),
-        _data_file(validation, found, "validation") if validation else None,
+        _data_file(train, findings, "train"),
+        _data_file(validation, findings, "validation") if validation else None,
         request.name or contract.exec.adapter_tag or contract.artifact.alias or DEFAULT_NAME,
         context,
-        replay=_data_file(replay, found, "replay") if replay else None,
+        replay=_data_file(replay, findings, "replay") if replay else None,
         difficulties=difficulties,
         parent=request.parent,
     )
     needs = _estimate(plan, model.config, difficulties, supervision, machine, context)
-    leaks = found.leaks(plan.validation_rows, contract.exec.seed)
+    leaks = findings.leaks(plan.validation_rows, contract.exec.seed)
     data = data.model_copy(update={"notes": [*data.notes, *leaks]})
-    warnings = [*found.warnings(contract), *leaks]
+    warnings = [*findings.warnings(contract), *leaks]
     served = serving_notes(contract, machine.limits) if machine.limits else []
     is_default = resolution.sources["exec.learning_rate"] == "default"
     advice = note_on_default_rate(
@@ -322,6 +322,6 @@ def _unknown_machine(request: JobRequest, machine: Machine) -> list[str]:
     ]
 
 
-def _data_file(file: InputFile, found: Findings, kind: Kind) -> DataFile:
-    rows = sum(found.trained_on(kind).values())
+def _data_file(file: InputFile, findings: Findings, kind: Kind) -> DataFile:
+    rows = sum(findings.trained_on(kind).values())
     return DataFile(file_id=file.file_id, sha256=file.sha256, bytes=file.path.stat().st_size, rows=rows)

@@ -50,8 +50,8 @@ def code_digest(root: Path) -> str:
 @cache
 def environment_digest() -> str:
     """SHA-256 over the canonical JSON of normalised name → version of every installed package except Mens itself."""
-    found = {re.sub(r"[-_.]+", "-", one.name).lower(): one.version for one in distributions()}
-    return digest_json({name: number for name, number in found.items() if name != "mens"})
+    versions = {re.sub(r"[-_.]+", "-", installed.name).lower(): installed.version for installed in distributions()}
+    return digest_json({name: number for name, number in versions.items() if name != "mens"})
 
 
 @cache

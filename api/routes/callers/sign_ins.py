@@ -158,8 +158,8 @@ def list_sign_ins(request: Request, services: ServicesDep, caller: CallerDep) ->
     """Sign-ins that have not ended, newest first: of the caller's key; for an admin, of the tenant's keys."""
     current = _current(services, request)
     key_id = None if caller.role.includes(Role.ADMIN) else caller.key.id
-    found = services.sign_ins.list(caller.tenant, key_id)
-    return WholeList(data=[SignInNow.of(each, is_current=each.id == current) for each in found])
+    entries = services.sign_ins.list(caller.tenant, key_id)
+    return WholeList(data=[SignInNow.of(entry, is_current=entry.id == current) for entry in entries])
 
 
 @router.delete("/sign_ins/{sign_in_id}")
@@ -175,7 +175,7 @@ def end_sign_in(
         raise sign_in_not_found(CURRENT)
     ended_id = current if sign_in_id == CURRENT and current else sign_in_id
     tenant = caller.tenant
-    if ended_id in {each.id for each in services.sign_ins.list(caller.key.tenant, caller.key.id)}:
+    if ended_id in {entry.id for entry in services.sign_ins.list(caller.key.tenant, caller.key.id)}:
         tenant = caller.key.tenant
     else:
         check_role(caller, Role.ADMIN)

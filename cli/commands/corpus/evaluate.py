@@ -52,9 +52,9 @@ def evaluate(
     try:
         # Before the file is read, which may take long.
         gates = read_policy(policy.read_text(encoding="utf-8", errors="replace")) if policy else None
-        found = measure_file(file, tuple(dict.fromkeys(language or ("python",))))
-        rows = judge_file(found, gates, policy.stem) if gates and policy else []
-        evaluation = found.evaluation()
+        measured = measure_file(file, tuple(dict.fromkeys(language or ("python",))))
+        rows = judge_file(measured, gates, policy.stem) if gates and policy else []
+        evaluation = measured.evaluation()
         write_json(out, evaluation)
     except MensError as error:
         fail_with(error)

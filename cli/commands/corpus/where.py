@@ -147,7 +147,9 @@ def _records(corpus: Path, row_id: str) -> Iterator[tuple[Path, Provenance]]:
 
 
 def _provenance_files(corpus: Path) -> list[Path]:
-    return sorted(one for one in corpus.rglob(f"*{SOURCES_SUFFIX}") if one.is_file()) if corpus.is_dir() else [corpus]
+    return (
+        sorted(file for file in corpus.rglob(f"*{SOURCES_SUFFIX}") if file.is_file()) if corpus.is_dir() else [corpus]
+    )
 
 
 def _rows_of(provenance: Path) -> Path:

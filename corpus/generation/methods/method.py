@@ -141,7 +141,7 @@ class RowRequests:
             RowDropped: ``NOT_JUDGED``: a model's judgement has no score.
         """
         try:
-            found = grade(
+            outcome = grade(
                 grader,
                 self.values,
                 make_sample(text),
@@ -157,7 +157,7 @@ class RowRequests:
             if error.code is Code.GRADER_VARIABLE_INVALID:
                 raise recipe_invalid(f"Row {self.index}: {error.message}", "columns", None) from None
             raise
-        return found.score
+        return outcome.score
 
     def passes(self, column: ModelColumn, text: str) -> bool:
         """Return whether an answer passes every grader of its column."""

@@ -60,7 +60,7 @@ def self_align(column: SelfAlignColumn, row: RowRequests) -> dict[str, Any]:
     if not passing:
         raise RowDropped(VerdictCode.TESTS_FAILED)
     key = f"{row.tools.seed}\0{column.name}\0{row.index}\0"
-    code, tests = min(passing, key=lambda one: hashlib.sha256((key + one[0]).encode()).digest())
+    code, tests = min(passing, key=lambda pair: hashlib.sha256((key + pair[0]).encode()).digest())
     row.checks[column.name] = {"tests": "passed", "answers": column.n, "passing": len(passing)}
     return {"concepts": concepts, "instruction": task, "answer": code, "tests": tests}
 

@@ -142,7 +142,7 @@ class Labeller:
         if not wrong.any():
             return labelled
         others = np.flatnonzero(wrong).tolist()
-        slow = by_offsets(self._tokenizer, [rows[one] for one in others], [chats[one] for one in others])
+        slow = by_offsets(self._tokenizer, [rows[number] for number in others], [chats[number] for number in others])
         return labelled.replace_rows(wrong, slow)
 
     def _weigh(self, batch: TokenBytes, rows: Sequence[TrainingRow], chats: Sequence[Chat]) -> Weights:

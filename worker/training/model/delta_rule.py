@@ -112,10 +112,10 @@ def gated_delta_rule(
     """
     rows, tokens, heads, _ = value.shape
     documents = Documents.within(boundaries, tokens, value.device)
-    q, k = (_normalised(one.float()) for one in (query, key))
+    q, k = (_normalised(tensor.float()) for tensor in (query, key))
     q = _by_chunks(q * q.shape[-1] ** -0.5)
     k, v = _by_chunks(k), _by_chunks(value.float())
-    rate, log = (_by_chunks(one.float()[..., None]) for one in (beta, decay))
+    rate, log = (_by_chunks(tensor.float()[..., None]) for tensor in (beta, decay))
     output: Tensor = _Rule.apply(q, k, v, rate, log, documents)  # type: ignore[no-untyped-call]
     return output.view(rows, heads, -1, value.shape[-1])[:, :, :tokens].transpose(1, 2).to(query.dtype)
 
@@ -143,22 +143,22 @@ class _Rule(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, rate: Tensor, log: Tensor, documents: Documents
     ) -> Tensor:
         decays = documents.decays(log)
-        similar, asked = key @ key.mT, query @ key.mT
+        similar, attended = key @ key.mT, query @ key.mT
         right = torch.cat([value * rate, key * (rate * decays.reading)], -1)
         solved = torch.linalg.solve_triangular(similar * rate * decays.between, right, upper=False, unitriangular=True)
         fresh, old = solved.split([value.shape[-1], key.shape[-1]], -1)
         before, written = _states(fresh, old, key * decays.writing, decays.through)
-        ctx.save_for_backward(query, key, value, rate, *decays, similar, asked, solved, before, written)
-        return (query * decays.reading) @ before + (asked * decays.between) @ written
+        ctx.save_for_backward(query, key, value, rate, *decays, similar, attended, solved, before, written)
+        return (query * decays.reading) @ before + (attended * decays.between) @ written
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, rate, between, reading, writing, through, *rest = ctx.saved_tensors
-        similar, asked, solved, before, written = rest
+        similar, attended, solved, before, written = rest
         old = solved[..., value.shape[-1] :]
         # The scan, backwards.
         after, d_fresh = _state_gradients(
-            (asked * between).mT @ gradient, (query * reading).mT @ gradient, old, key * writing, through
+            (attended * between).mT @ gradient, (query * reading).mT @ gradient, old, key * writing, through
         )
         d_reader, d_writer = gradient @ before.mT, written @ after.mT
         # The triangular system.
@@ -175,7 +175,7 @@ class _Rule(torch.autograd.Function):
         d_rate = (d_values * value).sum(-1, keepdim=True) + d_keys_key * reading
         d_rate += (d_system * similar).sum(-1, keepdim=True)
         # The decays' exponents are sums of logarithms from the chunk's start.
-        pairs = d_similar * similar + d_asked * asked
+        pairs = d_similar * similar + d_asked * attended
         written_by = (d_writer * key).sum(-1, keepdim=True) * writing
         read_by = ((d_reader * query).sum(-1, keepdim=True) + d_keys_key * rate) * reading
         d_total = pairs.sum(-1, keepdim=True) - pairs.sum(-2, keepdim=True).mT + read_by - written_by
@@ -191,7 +191,7 @@ def _states(fresh: Tensor, old: Tensor, key: Tensor, through: Tensor) -> tuple[T
     """
     state = fresh.new_zeros(len(fresh), key.shape[-1], fresh.shape[-1])
     states, values = [], []
-    for new, read, write, rest in zip(*(one.unbind(1) for one in (fresh, old, key, through)), strict=True):
+    for new, read, write, rest in zip(*(tensor.unbind(1) for tensor in (fresh, old, key, through)), strict=True):
         states.append(state)
         values.append(torch.baddbmm(new, read, state, alpha=-1))
         state = torch.baddbmm(state * rest, write.mT, values[-1])
@@ -206,7 +206,7 @@ def _state_gradients(direct: Tensor, read: Tensor, old: Tensor, key: Tensor, thr
     """
     state = torch.zeros_like(read[:, 0])
     after, values = [], []
-    steps = [one.unbind(1)[::-1] for one in (direct, read, old, key, through)]
+    steps = [tensor.unbind(1)[::-1] for tensor in (direct, read, old, key, through)]
     for value, own, past, write, rest in zip(*steps, strict=True):
         after.append(state)
         values.append(torch.baddbmm(value, write, state))

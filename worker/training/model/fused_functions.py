@@ -110,14 +110,14 @@ def adapter_gradients(
     if not learnt:
         return [None, None] * len(adapters)
     downs = _per_adapter(_outer(slim, _rows(x), learnt[0].dtype), adapters, 0)
-    found: list[Tensor | None] = []
+    gradients: list[Tensor | None] = []
     for grad, adapter, down, part in zip(grads, adapters, downs, _per_adapter(thin, adapters, 1), strict=True):
         if grad is None or adapter.up is None:
-            found += [None, None]
+            gradients += [None, None]
         else:
             # As (part)ᵀ g and not gᵀ (part): with the few rows first the product is up to 1.5x faster on a CPU.
-            found += [down, _outer(part, _rows(grad), adapter.up.dtype).mul_(adapter.scale).t()]
-    return found
+            gradients += [down, _outer(part, _rows(grad), adapter.up.dtype).mul_(adapter.scale).t()]
+    return gradients
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -143,13 +143,13 @@ def _all_thin(rows: Tensor, adapters: Sequence[ProjectionLora]) -> Tensor:
     return rows.new_empty(len(rows), 0) if stacked is None else rows @ stacked.t()
 
 
-def _outer(one: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:
+def _outer(left: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:
     """``oneᵀ other``, summed over tokens, straight into the dtype of a parameter."""
-    if one.dtype == dtype:
-        return one.t() @ other
-    if one.is_cuda:
-        return torch.mm(one.t(), other, out_dtype=dtype)
-    return one.t().to(dtype) @ other.to(dtype)
+    if left.dtype == dtype:
+        return left.t() @ other
+    if left.is_cuda:
+        return torch.mm(left.t(), other, out_dtype=dtype)
+    return left.t().to(dtype) @ other.to(dtype)
 
 
 class SharedInput(torch.autograd.Function):

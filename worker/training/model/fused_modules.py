@@ -95,14 +95,14 @@ def _can_fuse(projections: Iterable[Projection], x: Tensor) -> bool:
     mode do not track changes.
     """
     return (
-        all(one.is_as_fused() and one.dtype == x.dtype for one in projections)
+        all(projection.is_as_fused() and projection.dtype == x.dtype for projection in projections)
         and not x.is_inference()
         and not torch.is_autocast_enabled(x.device.type)
     )
 
 
 def _flat_lora(projections: Iterable[Projection]) -> list[Tensor | None]:
-    return [tensor for one in projections for tensor in one.lora]
+    return [tensor for projection in projections for tensor in projection.lora]
 
 
 class InputGroup:
@@ -116,8 +116,8 @@ class InputGroup:
         self.projections = projections
         self._waiting: dict[int, Tensor] = {}
         self._waiting_for: tuple[Any, int, bool] | None = None
-        for place, one in enumerate(projections):
-            one.module.forward = _Member(self, place, one.module.forward).forward
+        for place, projection in enumerate(projections):
+            projection.module.forward = _Member(self, place, projection.module.forward).forward
 
     def output(self, place: int, x: Tensor) -> Tensor:
         """Return the output of one projection, computed now or waiting."""
@@ -142,7 +142,7 @@ class InputGroup:
 
     @staticmethod
     def _compute(x: Tensor, projections: Sequence[Projection]) -> tuple[Tensor, ...]:
-        scales = [one.scale for one in projections]
+        scales = [projection.scale for projection in projections]
         return SharedInput.apply(x, projections, scales, *_flat_lora(projections))  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -180,13 +180,14 @@ class FusedMlp:
         self.mlp.forward = self.forward
 
     def compute(self, x: Tensor) -> Tensor:
-        scales = [one.scale for one in self.projections]
+        scales = [projection.scale for projection in self.projections]
         return SwiGlu.apply(x, self.projections, scales, self.recomputes, *_flat_lora(self.projections))  # type: ignore[no-any-return, no-untyped-call]
 
     def _is_as_fused(self, x: Tensor) -> bool:
         """Return whether the MLP is still as fused: unloading the adapter replaces the three modules."""
         return _can_fuse(self.projections, x) and all(
-            getattr(self.mlp, name) is one.module for name, one in zip(SWIGLU, self.projections, strict=True)
+            getattr(self.mlp, name) is projection.module
+            for name, projection in zip(SWIGLU, self.projections, strict=True)
         )
 
     @torch.no_grad()

@@ -82,7 +82,7 @@ class DocumentScan:
         )
         query, key, value = mixed.split([layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
         repeats = layer.num_v_heads // layer.num_k_heads
-        query, key = (_heads(one, layer.head_k_dim).repeat_interleave(repeats, 2) for one in (query, key))
+        query, key = (_heads(tensor, layer.head_k_dim).repeat_interleave(repeats, 2) for tensor in (query, key))
         decay = -layer.A_log.float().exp() * softplus(step.float() + layer.dt_bias)
         attended = scan(query, key, _heads(value, layer.head_v_dim), decay, rate.sigmoid(), cu_seq_lens_q)
         normed = layer.norm(attended.reshape(-1, layer.head_v_dim), gate.reshape(-1, layer.head_v_dim))

@@ -56,12 +56,12 @@ class _FrozenHeadLogProbs(torch.autograd.Function):
     def forward(
         context: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
     ) -> torch.Tensor:
-        found = torch.empty(len(hidden), device=hidden.device)
+        log_probs = torch.empty(len(hidden), device=hidden.device)
         for rows in _chunks(len(hidden), len(weight)):
             logits = linear(hidden[rows], weight, bias).float()
-            found[rows] = (logits.gather(-1, targets[rows, None]) - logits.logsumexp(-1, keepdim=True))[:, 0]
+            log_probs[rows] = (logits.gather(-1, targets[rows, None]) - logits.logsumexp(-1, keepdim=True))[:, 0]
         context.save_for_backward(hidden, weight, bias, targets)
-        return found
+        return log_probs
 
     @staticmethod
     @once_differentiable

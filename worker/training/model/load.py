@@ -44,14 +44,14 @@ def pick_device(requested: DeviceSection, local_rank: int = 0) -> torch.device:
         ContractRejected: ``GPU_UNUSABLE``: torch cannot use the GPU that the driver shows, and the contract does not
             name the CPU. ``GPU_REQUIRED``: this machine has none, and the contract does not allow a CPU.
     """
-    found = NO_GPU if requested.device is Device.CPU else own_gpus()
-    if found.gpus:
+    gpus = NO_GPU if requested.device is Device.CPU else own_gpus()
+    if gpus.gpus:
         return torch.device("cuda", local_rank)
     needs_gpu = requested.require_gpu or (requested.device is Device.CUDA and not requested.allow_cpu_fallback)
-    if found.fault and (needs_gpu or requested.device is Device.AUTO):
+    if gpus.fault and (needs_gpu or requested.device is Device.AUTO):
         raise ContractRejected(
             Code.GPU_UNUSABLE,
-            found.fault,
+            gpus.fault,
             remedy="Correct it and restart the worker, or set device.device to cpu to train without the GPU.",
             param="device.device",
         )

@@ -63,17 +63,17 @@ def fuse_lora(model: PeftModel, *, cache_dequantised: bool) -> FusionReport:
     groups = list(_fuse_groups(model, taken))
     singles = list(_fuse_singles(model, taken | _modules_of(groups)))
     owners: list[InputGroup | FusedMlp] = [*mlps, *groups, *singles]
-    fused = [one for owner in owners for one in owner.projections]
+    fused = [projection for owner in owners for projection in owner.projections]
     if cache_dequantised:
-        for one in fused:
-            one.keep_dequantised()
+        for projection in fused:
+            projection.keep_dequantised()
     return FusionReport(
         qkv=len(groups),
         mlp=len(mlps),
         single=len(singles),
         left=sum(isinstance(module, LoraLayer) for module in model.modules())
-        - sum(one.adapter is not None for one in fused),
-        dequantised_bytes=sum(one.cached_bytes for one in fused),
+        - sum(projection.adapter is not None for projection in fused),
+        dequantised_bytes=sum(projection.cached_bytes for projection in fused),
     )
 
 
@@ -95,8 +95,13 @@ def _has_swiglu_shape(module: nn.Module) -> bool:
 def _fuse_groups(model: nn.Module, taken: set[nn.Module]) -> Iterator[InputGroup]:
     for module in list(model.modules()):
         for names in SHARED_INPUTS:
-            projections = [one for one in _projections_of(module, names) if one.module not in taken]
-            if len(projections) > 1 and len({(one.dtype, one.base.in_features) for one in projections}) == 1:
+            projections = [
+                projection for projection in _projections_of(module, names) if projection.module not in taken
+            ]
+            if (
+                len(projections) > 1
+                and len({(projection.dtype, projection.base.in_features) for projection in projections}) == 1
+            ):
                 group = InputGroup(projections)
                 module.register_forward_hook(group.forget, always_call=True)
                 yield group
@@ -109,14 +114,14 @@ def _fuse_singles(model: nn.Module, taken: set[nn.Module]) -> Iterator[InputGrou
 
 
 def _modules_of(owners: Iterable[InputGroup | FusedMlp]) -> set[nn.Module]:
-    return {one.module for owner in owners for one in owner.projections}
+    return {projection.module for owner in owners for projection in owner.projections}
 
 
 def _projections_of(parent: nn.Module, names: Sequence[str]) -> list[Projection]:
     """Return the children with the given names that can be fused; empty if none of them has LoRA."""
     children = dict(parent.named_children())
-    found = [one for name in names if name in children and (one := _as_projection(children[name]))]
-    return found if any(one.adapter is not None for one in found) else []
+    projections = [projection for name in names if name in children and (projection := _as_projection(children[name]))]
+    return projections if any(projection.adapter is not None for projection in projections) else []
 
 
 def _as_projection(module: nn.Module) -> Projection | None:
@@ -145,7 +150,7 @@ def _plain_adapter(layer: LoraLayer) -> str | None:
 
 
 def _is_frozen_linear(base: nn.Module) -> TypeGuard[nn.Linear]:
-    if type(base) not in (nn.Linear, Linear4bit) or any(one.requires_grad for one in base.parameters()):
+    if type(base) not in (nn.Linear, Linear4bit) or any(parameter.requires_grad for parameter in base.parameters()):
         return False
     if base.bias is not None and base.bias.dtype != compute_dtype_of(base):
         return False

@@ -63,8 +63,8 @@ class ComparedMethod(Method[RowT, BatchT]):
         self._has_warned = len(self._fallen) == WATCHED_STEPS and all(self._fallen)
         if not self._has_warned:
             return None
-        found = {name: metrics[name] for name in names}
-        return {"code": LIKELIHOOD_FALLS, "method": self.type.value, "steps": WATCHED_STEPS, **found}
+        likelihoods = {name: metrics[name] for name in names}
+        return {"code": LIKELIHOOD_FALLS, "method": self.type.value, "steps": WATCHED_STEPS, **likelihoods}
 
     def _has_fallen(self, metrics: Mapping[str, float], side: str) -> bool:
         lost = -metrics[f"rewards_{side}"] / self._section.strength

@@ -67,9 +67,9 @@ class DirectPreference(ComparedMethod[Pair, PairBatch]):
         margin = gained[:, 0] - gained[:, 1]
         is_right = (margin > 0).sum()
         rewards, scores = self._section.strength * gained.sum(0), policy.detach().sum(0)
-        found = (preferred, learnt, *rewards, rewards[0] - rewards[1], is_right, *scores)
-        found = (*found, lengths.sum(), (margin**2).sum())
-        sums = {name: value.detach().float() for name, value in zip(self.sums, found, strict=True)}
+        measures = (preferred, learnt, *rewards, rewards[0] - rewards[1], is_right, *scores)
+        measures = (*measures, lengths.sum(), (margin**2).sum())
+        sums = {name: value.detach().float() for name, value in zip(self.sums, measures, strict=True)}
         return BatchLoss(loss, is_right, sums)
 
     def check_first_step(self, context: TrainingContext, score: Score, rows: int) -> None:

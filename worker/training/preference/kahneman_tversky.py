@@ -77,7 +77,7 @@ class KahnemanTversky(ComparedMethod[RatedAnswer, RatedBatch]):
     def look_ahead(self, model: PeftModel, batches: Iterable[RatedBatch], device: torch.device) -> list[float]:
         """Return the sum of what such answers have gained over the reference, in nats, and their number."""
         gained = [(self._gained(model, batch, device)[1].sum(), len(batch.places)) for batch in batches]
-        sums = torch.stack([one for one, _ in gained]).double().sum().item() if gained else 0.0
+        sums = torch.stack([gain for gain, _ in gained]).double().sum().item() if gained else 0.0
         return [sums, sum(count for _, count in gained)]
 
     def settle(self, sums: Sequence[float]) -> None:
@@ -93,12 +93,12 @@ class KahnemanTversky(ComparedMethod[RatedAnswer, RatedBatch]):
         policy, gained = policy.detach(), gained.detach()
         is_right = (torch.where(is_good, gained - self._kl, self._kl - gained) > 0).sum()
         kinds = (is_good, ~is_good)
-        found = [losses.sum(), is_right, batch.lengths.sum().to(device), (gained**2).sum()]
+        measures = [losses.sum(), is_right, batch.lengths.sum().to(device), (gained**2).sum()]
         # Not gained[kind], whose size a GPU would have to tell first.
-        found += [kind.sum() for kind in kinds]
-        found += [self._section.strength * torch.where(kind, gained, 0).sum() for kind in kinds]
-        found += [torch.where(kind, policy, 0).sum() for kind in kinds]
-        sums = {name: value.detach().float() for name, value in zip(self.sums, found, strict=True)}
+        measures += [kind.sum() for kind in kinds]
+        measures += [self._section.strength * torch.where(kind, gained, 0).sum() for kind in kinds]
+        measures += [torch.where(kind, policy, 0).sum() for kind in kinds]
+        sums = {name: value.detach().float() for name, value in zip(self.sums, measures, strict=True)}
         return BatchLoss(losses.sum() / divisor, is_right, sums)
 
     def check_first_step(self, context: TrainingContext, score: Score, rows: int) -> None:
@@ -113,13 +113,13 @@ class KahnemanTversky(ComparedMethod[RatedAnswer, RatedBatch]):
 
     def metrics(self, sums: Mapping[str, float], rows: int) -> dict[str, float]:
         """Return the means of a step: of a kind of answers, only if the step has some."""
-        found = {LOSS: sums[LOSS] / rows, RIGHT: sums[RIGHT] / rows, "kl": self._kl}
+        means = {LOSS: sums[LOSS] / rows, RIGHT: sums[RIGHT] / rows, "kl": self._kl}
         for kind in KINDS:
             if count := sums[f"answers_{kind}"]:
-                found |= {f"{name}_{kind}": sums[f"{name}_{kind}"] / count for name in ("rewards", "logps")}
-        if all(f"rewards_{kind}" in found for kind in KINDS):
-            found["reward_margin"] = found["rewards_chosen"] - found["rewards_rejected"]
-        return found
+                means |= {f"{name}_{kind}": sums[f"{name}_{kind}"] / count for name in ("rewards", "logps")}
+        if all(f"rewards_{kind}" in means for kind in KINDS):
+            means["reward_margin"] = means["rewards_chosen"] - means["rewards_rejected"]
+        return means
 
     def _gained(self, model: PeftModel, batch: RatedBatch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the log-probabilities of the answers, and what they have gained over the reference, in nats."""

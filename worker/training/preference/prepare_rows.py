@@ -106,11 +106,11 @@ def _add(
     if tally.unknown_id is None and (beyond := cut.ids[cut.ids >= vocab_size]).size:
         tally.unknown_id = int(beyond[0])
     kept = reasons == 0
-    wanted = cut.select(kept)
+    usable = cut.select(kept)
     writer.add(
-        wanted.lengths,
-        ids=wanted.ids,
-        weights=wanted.weights,
+        usable.lengths,
+        ids=usable.ids,
+        weights=usable.weights,
         lines=lines[kept],
         difficulties=np.fromiter((row.difficulty or DEFAULT_DIFFICULTY for row in rows), np.uint8, len(rows))[kept],
         row_weights=np.repeat(np.array([weight for _, weight, _ in written], np.float32), sides)[kept],
@@ -133,13 +133,15 @@ def _reasons(whole: LabelledRows, cut: LabelledRows, vocab_size: int, sides: int
     lost = (cut.targets() == 0) | first
     if sides > 1:
         lost |= np.repeat(_equal(whole), sides)
-    found = np.select(
+    reasons = np.select(
         [cut.lengths < SHORT + 1, cut.per_row(cut.ids >= vocab_size) > 0, lost], [SHORT, UNKNOWN, NOTHING], 0
     )
-    return np.repeat(found.reshape(-1, sides).max(axis=1), sides)
+    return np.repeat(reasons.reshape(-1, sides).max(axis=1), sides)
 
 
 def _equal(rows: LabelledRows) -> npt.NDArray[np.bool_]:
     """Return for each pair whether both of its chats have the same tokens."""
     parts = np.split(rows.ids, rows.starts[1:])
-    return np.array([np.array_equal(one, other) for one, other in zip(parts[::2], parts[1::2], strict=True)], np.bool_)
+    return np.array(
+        [np.array_equal(chosen, other) for chosen, other in zip(parts[::2], parts[1::2], strict=True)], np.bool_
+    )

@@ -105,14 +105,14 @@ def partners(prompts: Sequence[bytes], parts: Sequence[Numbers]) -> Numbers:
         prompts: of each row, in a form in which their order says nothing.
         parts: numbers of rows.
     """
-    found = np.arange(len(prompts))
+    numbers = np.arange(len(prompts))
     for part in parts:
         ordered = sorted(part.tolist(), key=lambda number: (prompts[number], number))
         _, counts = np.unique([prompts[number] for number in ordered], return_counts=True) if ordered else (None, [0])
         shift = int(max(counts))
         shift = shift if shift < len(ordered) else 1
-        found[ordered] = np.roll(ordered, -shift)
-    return found
+        numbers[ordered] = np.roll(ordered, -shift)
+    return numbers
 
 
 def mismatch(row: Row, partner: Row, longest: int) -> Row:
@@ -167,7 +167,7 @@ def rated_batches(
     answers: Sequence[RatedAnswer], token_budget: int, *, pad_token: int, packed: bool
 ) -> list[RatedBatch]:
     """Cut a step's answers into micro-batches; an answer longer than the budget is one of its own."""
-    groups = plan_micro_batches([len(one.chat.ids) for one in answers], token_budget, packed=packed)
+    groups = plan_micro_batches([len(answer.chat.ids) for answer in answers], token_budget, packed=packed)
     return [_collate([answers[index] for index in group], pad_token, packed=packed) for group in groups]
 
 
@@ -179,8 +179,8 @@ def no_answers() -> RatedBatch:
 
 def _collate(answers: Sequence[RatedAnswer], pad_token: int, *, packed: bool) -> RatedBatch:
     return RatedBatch(
-        collate([one.chat for one in answers], pad_token, packed=packed),
-        torch.tensor([one.place for one in answers]),
-        torch.tensor([one.chat.targets for one in answers]),
-        torch.tensor([one.is_good for one in answers]),
+        collate([answer.chat for answer in answers], pad_token, packed=packed),
+        torch.tensor([answer.place for answer in answers]),
+        torch.tensor([answer.chat.targets for answer in answers]),
+        torch.tensor([answer.is_good for answer in answers]),
     )

@@ -54,8 +54,8 @@ def score_reference(context: TrainingContext, working: Callable[[], None]) -> to
                 part = rows[start : start + ROWS_AT_ONCE]
                 for batch in context.micro_batches([*part, *context.method.ahead(part)], context.budget.tokens):
                     assert isinstance(batch, PairBatch | RatedBatch)
-                    found = answer_log_probs(context.model, batch, context.device)
-                    scores.view(-1)[batch.places] = found.cpu()
+                    log_probs = answer_log_probs(context.model, batch, context.device)
+                    scores.view(-1)[batch.places] = log_probs.cpu()
                     working()
     if context.distributed.size > 1:  # each process has scored its share, and the others' places are 0
         scores = torch.tensor(context.distributed.sum(scores.flatten().tolist())).float().view(-1, SCORES)

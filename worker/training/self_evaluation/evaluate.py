@@ -268,9 +268,9 @@ class _Evaluation:
         """Return the chat of one of the rows whose answer is one to give."""
         return self._rows[self._places[number]].answer
 
-    def read(self, wanted: int) -> None:
+    def read(self, answer_count: int) -> None:
         """Read the prompts of `wanted` sample answers, and of the general questions."""
-        if not wanted:
+        if not answer_count:
             self.notes.append("Sample answers are left out, as the operator has set.")
             return
         inputs = self._inputs
@@ -281,7 +281,7 @@ class _Evaluation:
         positions = self._context.config.max_positions or MAX_PROMPT_TOKENS + SAMPLE_TOKENS
         limit = min(MAX_PROMPT_TOKENS, positions - SAMPLE_TOKENS)
         parse = PARSERS[self._context.plan.contract.method.type]
-        self._prompts = read_prompts(path, lines, tokenizer, wanted, limit, parse)
+        self._prompts = read_prompts(path, lines, tokenizer, answer_count, limit, parse)
         if not self._prompts:
             self.notes.append(f"No row has a prompt of at most {limit} tokens for a sample answer.")
 

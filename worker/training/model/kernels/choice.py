@@ -51,7 +51,7 @@ def largest_distance(device: torch.device, dtype: torch.dtype) -> float:
 
     x, delta, weight = random(TOKENS, SIZE), random(TOKENS, SIZE), random(SIZE)
     query, key = random(1, HEADS, TOKENS, SIZE), random(1, 1, TOKENS, SIZE)
-    cos, sin = (one.detach() for one in (random(1, TOKENS, SIZE // 2), random(1, TOKENS, SIZE // 2)))
+    cos, sin = (angle.detach() for angle in (random(1, TOKENS, SIZE // 2), random(1, TOKENS, SIZE // 2)))
     pairs: list[tuple[Any, tuple[Tensor, ...], tuple[Tensor, ...]]] = [
         (
             NormedSum.apply(x, delta, weight, EPS, centred),  # type: ignore[no-untyped-call]
@@ -73,9 +73,11 @@ def largest_distance(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _distances(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Tensor:
-    seeds = [torch.linspace(-1, 1, one.numel(), device=one.device).view_as(one).to(one.dtype) for one in ours]
-    one, other = ((*outputs, *torch.autograd.grad(outputs, inputs, seeds)) for outputs in (ours, theirs))
-    return torch.stack([_distance(a.detach().float(), b.detach().float()) for a, b in zip(one, other, strict=True)])
+    seeds = [
+        torch.linspace(-1, 1, values.numel(), device=values.device).view_as(values).to(values.dtype) for values in ours
+    ]
+    values, other = ((*outputs, *torch.autograd.grad(outputs, inputs, seeds)) for outputs in (ours, theirs))
+    return torch.stack([_distance(a.detach().float(), b.detach().float()) for a, b in zip(values, other, strict=True)])
 
 
 def _distance(ours: Tensor, theirs: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def turn(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, back: bool) -> tu
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
-    x, cos, sin = (one if one.stride(-1) == 1 else one.contiguous() for one in (x, cos, sin))
+    x, cos, sin = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (x, cos, sin))
     if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
     rows, heads, tokens, size = x.shape
