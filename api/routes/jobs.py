@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Query, Response, status
+from fastapi import APIRouter, Depends, Header, Query, Response, status
 from fastapi.responses import PlainTextResponse
 from pydantic import AliasChoices, AwareDatetime, BaseModel, ConfigDict, Discriminator, Field, StrictInt, Tag
 
@@ -193,6 +194,13 @@ class PlacedSummary(JobSummary):
     queue: QueuePlace | None = Field(None, description="As in the job.")
 
 
+class StateCount(BaseModel):
+    """How many jobs are in a state."""
+
+    state: JobState
+    jobs: int
+
+
 class JobAnswer(PlacedJob):
     """A job, with its place while it is queued, and its events when they were requested."""
 
@@ -305,17 +313,8 @@ def job_log(
     return PlainTextResponse(whole, headers={"X-Mens-Attempt": str(log.attempt)})
 
 
-@router.get("/jobs", responses=NOT_CHANGED)
-def list_jobs(
-    services: ServicesDep,
-    view: TenantViewDep,
-    response: Response,
-    after: After = None,
-    limit: Limit = 20,
+def which_jobs(
     kind: Annotated[Kind | None, Query()] = None,
-    state: Annotated[
-        list[JobState] | None, Query(description="Only jobs in this state; repeat it for several states.")
-    ] = None,
     base_model: Annotated[Text, Query(description="Only jobs of this base.")] = None,
     alias: Annotated[Text, Query(description="Only jobs that move this alias.")] = None,
     created_by: Annotated[Text, Query(description="Only jobs that the key of this name submitted.")] = None,
@@ -330,6 +329,44 @@ def list_jobs(
             description="Part of a job's name or base, or the beginning or end of its id.",
         ),
     ] = None,
+) -> JobFilter:
+    """Return the filter of a request, without states."""
+    return JobFilter(
+        kind=kind,
+        base_model=base_model,
+        alias=alias,
+        created_by=created_by,
+        created_after=created_after,
+        created_before=created_before,
+        text=q,
+    )
+
+
+WhichJobs = Annotated[JobFilter, Depends(which_jobs)]
+
+
+@router.get("/jobs:count")
+def count_jobs(
+    view: TenantViewDep,
+    which: WhichJobs,
+    _group_by: Annotated[Literal["state"], Query(alias="group_by", description="Field to count jobs by.")] = "state",
+) -> WholeList[StateCount]:
+    """Numbers of jobs by state, with the filters of the list; states without any are left out."""
+    counts = view.jobs.count_states(which)
+    return WholeList(data=[StateCount(state=state, jobs=counts[state]) for state in JobState if state in counts])
+
+
+@router.get("/jobs", responses=NOT_CHANGED)
+def list_jobs(
+    services: ServicesDep,
+    view: TenantViewDep,
+    response: Response,
+    which: WhichJobs,
+    after: After = None,
+    limit: Limit = 20,
+    state: Annotated[
+        list[JobState] | None, Query(description="Only jobs in this state; repeat it for several states.")
+    ] = None,
     shape: Annotated[
         Literal["full", "summary"],
         Query(alias="view", description="`summary`: about 500 bytes a job, without contract, plan and result."),
@@ -339,16 +376,7 @@ def list_jobs(
 
     Poll it with If-None-Match: while no job of the page has changed, the answer is a 304 without a body.
     """
-    which = JobFilter(
-        kind=kind,
-        states=state or (),
-        base_model=base_model,
-        alias=alias,
-        created_by=created_by,
-        created_after=created_after,
-        created_before=created_before,
-        text=q,
-    )
+    which = replace(which, states=state or ())
     if shape == "summary":
         summaries = view.jobs.summaries(which, after=after, limit=limit)
         places = services.queue_places.of_all(summaries)

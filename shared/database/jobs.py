@@ -23,6 +23,7 @@ from shared.database.evaluation.runs import add_run
 from shared.database.job_states import FINAL, JobState, Verb, next_state
 from shared.database.lists.job_filter import ALL_JOBS, JobFilter
 from shared.database.lists.pages import page_of_rows
+from shared.database.lists.state_counts import count_states
 from shared.database.lists.summaries import JobSummary, list_summaries
 from shared.database.queueing.gpu_time import gpu_hold, seconds_like, settle_hold
 from shared.database.queueing.quotas import check_quota
@@ -161,6 +162,10 @@ class Jobs:
     ) -> Sequence[JobSummary]:
         """Return a page of summaries, as :meth:`list` returns jobs."""
         return list_summaries(self._db, self._tenant, which, after, limit)
+
+    def count_states(self, which: JobFilter = ALL_JOBS) -> dict[JobState, int]:
+        """Return the number of jobs in each state."""
+        return count_states(self._db, self._tenant, which)
 
     def preflight(self, job_id: str) -> dict[str, Any]:
         """Return the job's preflight record; see `shared/preflight/pipeline.py`.

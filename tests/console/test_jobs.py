@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,7 +37,10 @@ def test_filters_are_in_the_address_and_back_leaves_them(
     visitor: Visitor, state: StorageState, tuned: dict[str, Any], failed: dict[str, Any]
 ) -> None:
     with visitor.visit(state) as (page, _):
-        page.get_by_role("navigation", name="State").get_by_role("link", name="failed").click()
+        tabs = page.get_by_role("navigation", name="State").get_by_role("link")
+        tabs.filter(has_text=re.compile(r"^failed [1-9]")).wait_for()
+        assert tabs.filter(has_text="paused").text_content() == "paused 0"
+        tabs.filter(has_text="failed").click()
         page.get_by_role("link", name="refunds").first.wait_for()
         assert page.url.endswith("#/jobs?state=failed")
         page.locator("a.name", has_text="invoices").first.wait_for(state="detached")

@@ -2,7 +2,9 @@
 import { useEffect, useRef, useState } from "../vendor/preact-hooks.js";
 import { address, change, go, to } from "../lib/address.js";
 import { ApiError, call, succeed } from "../lib/client.js";
-import { between, duration, exact, loss, minute, plain, tail } from "../lib/format.js";
+import { between, duration, exact, loss, minute, plain, tail, whole } from "../lib/format.js";
+import { useObject } from "../lib/cache.js";
+import { paced } from "../lib/pace.js";
 import { connection, onChanges } from "../lib/stream.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
@@ -144,9 +146,30 @@ function announce(changed) {
   if (place && said.length) place.textContent = said.slice(0, 3).join(". ");
 }
 
+/**
+ * Numbers of jobs by state, with the filters of the list; counted again when a job has changed its state, at most every ten seconds.
+ * @param {URLSearchParams} parameters
+ * @returns {Record<string, number>} without what is not known
+ */
+function useCounts(parameters) {
+  const filters = new URLSearchParams(parameters);
+  for (const name of ["view", "limit", "state"]) filters.delete(name);
+  const { data, reload } = useObject(`/v1/jobs:count?${new URLSearchParams({ group_by: "state", ...Object.fromEntries(filters) })}`);
+  useEffect(() => {
+    const pace = paced(reload, 10_000);
+    const stop = onChanges((changes) => changes.some(({ event }) => ["job", "poll", "reset"].includes(event)) && pace.ask());
+    return () => (pace.stop(), stop());
+  }, [filters.toString()]);
+  if (!data) return {};
+  const counts = Object.fromEntries(data.data.map((/** @type {any} */ one) => [one.state, one.jobs]));
+  return { ...Object.fromEntries(STATES.map((state) => [state, 0])), ...counts, "": data.data.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + one.jobs, 0) };
+}
+
 export function Jobs() {
   const { query } = address.value;
-  const parameters = parametersOf(query).toString();
+  const asked = parametersOf(query);
+  const parameters = asked.toString();
+  const counts = useCounts(asked);
   const list = useJobs(parameters);
   const { rows, fresh, hasMore, more, error, isLoading } = list;
   const body = useRef(/** @type {HTMLTableSectionElement | null} */ (null));
@@ -187,7 +210,7 @@ export function Jobs() {
   return html`<div class="head"><h1>Jobs</h1>
       <a class="button primary" href="#/new">New run</a>${h(CopyAs, copies(parameters))}</div>
     <nav class="tabs" aria-label="State">${STATES.map((state) => html`<a key=${state} href=${to(["jobs"], { ...Object.fromEntries(query), state })}
-      aria-current=${(query.get("state") || "") === state ? "page" : undefined}>${state ? wordOf(state) : "all"}</a>`)}</nav>
+      aria-current=${(query.get("state") || "") === state ? "page" : undefined}>${state ? wordOf(state) : "all"}${counts[state] === undefined ? "" : html` <small>${whole(counts[state])}</small>`}</a>`)}</nav>
     ${h(Filters, { query })}
     ${h(Stale, list)}
     <p class="fresh" aria-live="polite">${fresh.length > 0 && html`<button type="button" class="primary small" onClick=${() => (list.showFresh(), scrollTo(0, 0))}>${fresh.length} new</button>`}</p>

@@ -17,6 +17,7 @@ class JobRow(Base):
         UniqueConstraint("owner", "idempotency_key"),
         Index("ix_jobs_state_lease", "state", "lease_expires_at"),
         Index("ix_jobs_owner_id", "owner", "id"),
+        Index("ix_jobs_owner_state", "owner", "state"),
         Index("ix_jobs_changed_at", "changed_at"),
     )
 

@@ -137,6 +137,16 @@ def test_jobs_are_listed_by_state_and_base(client: TestClient, job_body: dict[st
     by = client.get(f"/v1/jobs/{queued}").json()["created_by"]
     assert listed(created_by=by, created_before="2100-01-01T00:00:00Z") == [paused, cancelled, queued]
     assert listed(q=queued[-12:]) == [queued]
+
+    def counted(**filters: str) -> dict[str, int]:
+        found = client.get("/v1/jobs:count", params={"group_by": "state", **filters})
+        return {one["state"]: one["jobs"] for one in found.json()["data"]}
+
+    assert counted() == {"queued": 1, "paused": 1, "cancelled": 1}
+    assert counted(q=queued[-12:]) == {"queued": 1}
+    assert counted(base_model="another") == {}
+    refusals = [client.get("/v1/jobs:count", params=query) for query in ({"state": "queued"}, {"group_by": "kind"})]
+    assert [each.status_code for each in refusals] == [422, 422]
     assert client.get("/v1/jobs", params={"created_after": "yesterday"}).status_code == 422
     refused = client.get("/v1/jobs", params={"state": "done"})
     assert (refused.status_code, error_of(refused)["param"]) == (422, "state.0")
