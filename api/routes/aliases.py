@@ -24,13 +24,14 @@ from api.web.params import Page, WholeList, page_of
 from api.web.tenant_view import TenantView, TenantViewDep
 from shared.contract.values import Name
 from shared.database.gates.policies import Author
-from shared.database.names.aliases import Actor, Alias, Move
+from shared.database.names.aliases import Actor, Alias, GovernedAlias, Move
 from shared.database.names.move_evidence import Terms
 from shared.database.routing import AdapterId, Routing, Shadow, Target
 from shared.database.tenancy import Role
 from shared.errors import Code, InvalidRequest
 from shared.evaluation.criteria import check_for_traffic
 from shared.evaluation.types import EvalSpec
+from shared.hashing import digest_json
 
 router = APIRouter(prefix="/v1/aliases", tags=["aliases"])
 
@@ -102,7 +103,7 @@ def expected_version(
     """
     if if_match is None or if_match.strip() == "*":
         return None
-    version = re.fullmatch(r'(?:W/)?"?([0-9]{1,10})"?', if_match.strip())
+    version = re.fullmatch(r'(?:W/)?"?([0-9]{1,10})(?:-[0-9a-f]{8})?"?', if_match.strip())
     if version is None or int(version[1]) > LARGEST_VERSION:
         raise InvalidRequest(
             Code.REQUEST_INVALID, f"If-Match is {if_match[:80]!r}, which is not an alias's ETag.", param="If-Match"
@@ -118,15 +119,20 @@ MovesLimit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @router.get("")
-def list_aliases(view: TenantViewDep) -> WholeList[Alias]:
-    """All aliases of the tenant, and the shared ones."""
-    return WholeList(data=view.aliases.all())
+def list_aliases(view: TenantViewDep) -> WholeList[GovernedAlias]:
+    """All aliases of the tenant, and the shared ones, each with what governs it."""
+    return WholeList(data=view.aliases.governed())
 
 
 @router.get("/{name}")
-def retrieve_alias(name: Name, view: TenantViewDep, response: Response) -> Alias:
-    """One alias. Its ETag is sent back as If-Match of a move."""
-    return _with_etag(response, view.aliases.get(name))
+def retrieve_alias(name: Name, view: TenantViewDep, response: Response) -> GovernedAlias:
+    """One alias, with what governs it. Its ETag is sent back as If-Match of a move."""
+    (alias,) = view.aliases.governed(name)
+    _with_etag(response, alias)
+    if alias.governed_by:
+        # Another policy is another content; a move compares the version alone.
+        response.headers["ETag"] = f'"{alias.version}-{digest_json(alias.governed_by.model_dump())[:8]}"'
+    return alias
 
 
 @router.put("/{name}", dependencies=TRAINER)

@@ -29,7 +29,6 @@ globalThis.localStorage = { getItem: () => null };
 globalThis.matchMedia = () => ({ matches: false, addEventListener() {} });
 globalThis.document = { querySelector: () => null, documentElement: { dataset: {} } };
 const { bodyOf, fileOf, flat, optionsOf, parametersOfFile, parametersOfJob, sourceOf } = await import("./lib/contract.js");
-const { governing, takesAdmin } = await import("./lib/policies.js");
 const { paced } = await import("./lib/pace.js");
 const { quoted } = await import("./parts/copy_as.js");
 const { send } = await import("./lib/client.js");
@@ -272,59 +271,23 @@ def test_again_takes_what_was_chosen_and_what_a_preset_or_domain_chose(program: 
     assert run(program, f"parametersOfJob({json.dumps(job)}, {{}})") == known
 
 
+def test_again_of_a_job_without_auto_rules_uses_none(program: Path) -> None:
+    """A field that is left out would be decided by them, and the run would be another one."""
+    settings = {"epochs": 1, "seed": 7, "batch_size": 8, "grad_accum": 2, "learning_rate": 0.1}
+    job = {"contract": {"model": {"hf_repo": "tiny"}, "exec": settings}}
+    sources = dict.fromkeys((f"exec.{name}" for name in settings), "default") | {"exec.grad_accum": "ladder"}
+    kept = {"model.hf_repo": "tiny", "exec.epochs": "1", "exec.batch_size": "8"}
+    kept |= {"exec.grad_accum": "2", "exec.learning_rate": "0.1"}
+    assert run(program, f"parametersOfJob({json.dumps(job)}, {json.dumps(sources)})") == kept
+    left_open = run(program, f"parametersOfJob({json.dumps(job)}, {json.dumps(sources | {'exec.epochs': 'auto'})})")
+    assert left_open == {"model.hf_repo": "tiny"}
+
+
 def test_a_value_within_a_field_has_the_source_of_the_field(program: Path) -> None:
     sources = {"data.template_arguments": "explicit"}
     paths = ["data.template_arguments.Deep.x", "data.template_arguments", "data.mode", "constructor"]
     got = run(program, f"{json.dumps(paths)}.map((path) => sourceOf({json.dumps(sources)}, path) ?? null)")
     assert got == ["explicit", "explicit", None, None]
-
-
-OWN, OTHERS = "lab", "shared"
-ASSIGNED = {
-    "own alias": (OWN, "alias:helper"),
-    "shared alias": (OTHERS, "alias:helper"),
-    "own tenant": (OWN, "tenant"),
-    "shared tenant": (OTHERS, "tenant"),
-    "server": (OTHERS, "server"),
-}
-
-
-@pytest.mark.parametrize(
-    ("assigned", "owner", "governs"),
-    [
-        (["server", "shared tenant", "own tenant", "shared alias", "own alias"], OTHERS, "own alias"),
-        (["server", "shared tenant", "own tenant", "shared alias"], OTHERS, "shared alias"),
-        (["server", "shared tenant", "own tenant"], OTHERS, "own tenant"),
-        (["server", "shared tenant"], OTHERS, "shared tenant"),
-        (["server"], OTHERS, "server"),
-        (["shared tenant"], OWN, None),
-        (["server", "shared tenant"], OWN, "server"),
-        (["shared tenant", "own tenant"], OWN, "own tenant"),
-        (["shared alias", "own tenant"], OWN, "shared alias"),
-        ([], OTHERS, None),
-    ],
-)
-def test_policy_is_looked_up_by_tenant_and_scope(
-    program: Path, assigned: list[str], owner: str, governs: str | None
-) -> None:
-    rows = [{"tenant": ASSIGNED[name][0], "scope": ASSIGNED[name][1], "name": name} for name in assigned]
-    got = run(program, f"governing({json.dumps(rows)}, 'helper', '{OWN}', '{owner}')?.name ?? null")
-    assert got == governs
-
-
-@pytest.mark.parametrize(
-    ("assigned", "scope", "is_taken"),
-    [
-        ([], "alias:helper", False),
-        ([], "tenant", True),
-        (["server"], "alias:helper", True),
-        (["shared tenant"], "alias:other", True),
-        (["own alias"], "alias:other", False),
-    ],
-)
-def test_who_changes_what_governs_is_an_admin(program: Path, assigned: list[str], scope: str, is_taken: bool) -> None:
-    rows = [{"tenant": ASSIGNED[name][0], "scope": ASSIGNED[name][1]} for name in assigned]
-    assert run(program, f"takesAdmin({json.dumps(rows)}, '{scope}', '{OWN}')") is is_taken
 
 
 def test_a_change_soon_after_the_last_load_is_loaded_later(program: Path) -> None:

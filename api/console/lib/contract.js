@@ -177,14 +177,18 @@ export function sourceOf(sources, path) {
 }
 
 const CHOSEN = ["explicit", "preset", "domain"];
+/** What auto rules decide where it is left open. */
+const RULED = ["exec.batch_size", "exec.grad_accum", "exec.epochs", "exec.learning_rate"];
 
 /**
- * Parameters of the address that repeat a job: its base, and what somebody chose, by himself or with a preset or a domain.
+ * Parameters of the address that repeat a job: its base, and what somebody chose, by himself or with a preset or a domain. Of a
+ * job without auto rules also what these would decide now.
  * @param {any} job
  * @param {Record<string, string>} sources empty: nobody knows any more, and the names are kept
  */
 export function parametersOfJob(job, sources) {
   const isKnown = Object.keys(sources).length > 0;
-  const fields = flat(job.contract || {}).filter(([path]) => path === BASE || (isKnown ? CHOSEN.includes(sourceOf(sources, path) || "") : [FILE, "artifact.alias"].includes(path)));
+  const kept = RULED.some((path) => sourceOf(sources, path) === "auto") ? [] : RULED;
+  const fields = flat(job.contract || {}).filter(([path]) => path === BASE || (isKnown ? kept.includes(path) || CHOSEN.includes(sourceOf(sources, path) || "") : [FILE, "artifact.alias"].includes(path)));
   return parametersOf([...fields, ...(job.name ? [/** @type {[string, any]} */ (["name", job.name])] : [])]);
 }

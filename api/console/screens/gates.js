@@ -4,7 +4,6 @@ import { address, to } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
 import { ApiError, call, caller, missingRole, succeed } from "../lib/client.js";
 import { exact, model, percent, plain, short, tail, whole } from "../lib/format.js";
-import { governing, takesAdmin } from "../lib/policies.js";
 import { onChanges } from "../lib/stream.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
@@ -45,13 +44,12 @@ function Targets({ targets, shadow }) {
 
 function Aliases() {
   const { data, error, at, failures, reload } = useObject("/v1/aliases");
-  const assignments = useObject("/v1/policy_assignments");
   useEffect(() => onChanges((changes) => void (changes.some(({ event }) => ["alias", "poll", "reset"].includes(event)) && reload())), []);
   if (!data) return error ? h(Failure, { error, retry: reload }) : h(Loading, {});
   if (!data.data.length) return h(Empty, { title: "No aliases yet", children: html`<p>An alias is a name that keeps answering while the adapter behind it changes. A run makes one with its result:</p><pre tabindex="0" aria-label="command">mens train my.jsonl --alias helper</pre>` });
   return html`${h(Stale, { at, failures })}<div class="list ${failures >= 3 ? "old" : ""}" tabindex="0" role="group" aria-label="Aliases"><table><thead><tr>${["Alias", "Points to", "Governed by", "Moved"].map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr></thead>
     <tbody>${data.data.map((/** @type {any} */ alias) => {
-      const rule = governing(assignments.data?.data, alias.name, caller.value.tenant, alias.tenant);
+      const rule = alias.governed_by;
       return html`<tr key=${alias.tenant + alias.name}><td><a class="name" href=${to(["gates", alias.name])}>${plain(alias.name, 80)}</a></td><td>${h(Targets, alias)}</td>
         <td>${rule ? plain(rule.policy.name, 80) : html`<span class="faint">no policy</span>`}</td><td class="time">${h(Time, { time: alias.moved_at })}</td></tr>`;
     })}</tbody></table></div>`;
@@ -112,7 +110,6 @@ function OneAlias({ name }) {
   const path = `/v1/aliases/${encodeURIComponent(name)}`;
   const alias = useObject(path);
   const history = useObject(`${path}/history?limit=100`);
-  const assignments = useObject("/v1/policy_assignments");
   const models = useObject("/v1/models");
   const [asked, setAsked] = useState(/** @type {{verb: "move" | "rollback" | "judge", version?: number} | null} */ (null));
   const reload = () => (alias.reload(), history.reload());
@@ -123,7 +120,7 @@ function OneAlias({ name }) {
   const now = isDeleted ? null : alias.data;
   // Another tenant's: moving it makes an alias of one's own.
   const isForeign = !!now && now.tenant !== caller.value.tenant;
-  const rule = governing(assignments.data?.data, name, caller.value.tenant, now?.tenant);
+  const rule = now?.governed_by;
   const foreign = isForeign ? `it is an alias of ${plain(now.tenant, 60)}, whose people roll it back` : "";
   const moves = history.data?.data || [];
   return html`<p class="crumbs"><a href="#/gates">Gates</a></p>
@@ -137,7 +134,7 @@ function OneAlias({ name }) {
     ${h(Stale, alias)}
     <div class="stack ${alias.failures >= 3 && now ? "old" : ""}">
     <section class="card" aria-label="Points to"><h2>Points to</h2>${now ? h(Targets, now) : html`<p class="faint">It is deleted. A roll-back restores it.</p>`}
-      <p class="faint">${now ? html`Version ${whole(now.version)}, since ${h(Time, { time: now.moved_at })}. ` : ""}${rule ? html`Governed by the policy <a href=${to(["gates"], { tab: "policies" })}>${plain(rule.policy.name, 80)}</a> (${plain(rule.scope, 100)}).` : "No policy that this page can see governs it."}</p>
+      <p class="faint">${now ? html`Version ${whole(now.version)}, since ${h(Time, { time: now.moved_at })}. ` : ""}${rule ? html`Governed by the policy <a href=${to(["gates"], { tab: "policies" })}>${plain(rule.policy.name, 80)}</a> (${plain(rule.scope, 100)}).` : now ? "No policy governs it." : ""}</p>
       ${now && html`<p><a href=${to(["playground"], { left: name })}>Ask it</a> · <a href=${to(["gates"], { tab: "receipts", adapter: now.adapter_id })}>its adapter's receipts</a></p>`}</section>
     <section class="stack" aria-label="Moves"><h2>Moves</h2>${history.data ? h(Moves, { moves, missing: missing || foreign, back: (/** @type {number} */ version) => setAsked({ verb: "rollback", version }) }) : history.error ? h(Failure, { error: history.error, retry: history.reload }) : h(Loading, {})}</section></div>
     ${asked && h(Dialog, { key: `${asked.verb} ${asked.version}`, name, alias: now, moves, asked, rule, models: models.data?.data || [], reload, close: () => setAsked(null) })}`;
@@ -252,7 +249,9 @@ function Assign({ policies, assignments, done }) {
   const [error, setError] = useState(/** @type {any} */ (null));
   const [isBusy, setBusy] = useState(false);
   const missing = missingRole("trainer");
-  const refused = scope && takesAdmin(assignments, scope, caller.value.tenant) ? missingRole("admin") : "";
+  // What governs an alias already, an admin alone may change.
+  const isGoverned = scope === "tenant" || !!aliases.data?.data.find((/** @type {any} */ one) => `alias:${one.name}` === scope)?.governed_by;
+  const refused = scope && isGoverned ? missingRole("admin") : "";
   const names = [...new Set(policies.map((one) => one.name))];
   const act = async () => {
     if (isBusy) return;
@@ -262,6 +261,7 @@ function Assign({ policies, assignments, done }) {
       await call(`/v1/policy_assignments/${encodeURIComponent(scope)}`, { method: "PUT", json: { policy, reason } });
       dialog.current?.close();
       done();
+      aliases.reload();
     } catch (refusal) {
       if (!(refusal instanceof ApiError)) throw refusal;
       setError(refusal);

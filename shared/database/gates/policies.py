@@ -8,7 +8,7 @@ commits.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -240,6 +240,20 @@ def first_assignment(session: Session, scopes: Sequence[tuple[str, str]]) -> Ass
         if row is not None and row.policy:
             return Assignment.model_validate(row)
     return None
+
+
+def first_assignments(
+    session: Session, tenants: Sequence[str], scopes: Mapping[str, Sequence[tuple[str, str]]]
+) -> dict[str, Assignment | None]:
+    """Return for each name the first existing assignment of its scopes, by one query.
+
+    Args:
+        tenants: those of all scopes, and ``shared``.
+        scopes: by name, each a tenant and a scope.
+    """
+    query = select(PolicyAssignmentRow).where(PolicyAssignmentRow.tenant.in_([*tenants, SHARED]))
+    found = {(row.tenant, row.scope): Assignment.model_validate(row) for row in session.scalars(query) if row.policy}
+    return {name: next((found[scope] for scope in of if scope in found), None) for name, of in scopes.items()}
 
 
 def policy_row(session: Session, tenants: Sequence[str], name: str) -> PolicyRow:

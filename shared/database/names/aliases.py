@@ -16,16 +16,16 @@ from sqlalchemy.orm import Session
 
 from shared.database.change_counter import bump
 from shared.database.connection import Database
-from shared.database.gates.policies import ALIAS_PREFIX, Assignment, Author, assign_policy
+from shared.database.gates.policies import ALIAS_PREFIX, Assignment, Author, assign_policy, first_assignments
 from shared.database.names.alias_states import state_of, stored_state
 from shared.database.names.alias_targets import FURTHER_BACK, check_targets
-from shared.database.names.move_evidence import WITH_EVIDENCE, Standing, Terms, check, governing, standing
+from shared.database.names.move_evidence import WITH_EVIDENCE, Standing, Terms, check, governing, scopes_of, standing
 from shared.database.records import Value
 from shared.database.routing import Routing, StandsFor
 from shared.database.tables.names import AliasMoveRow, AliasRow
 from shared.database.tables.storable import storable
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
-from shared.database.visibility import alias_rows, aliases_by_name
+from shared.database.visibility import alias_rows, aliases_by_name, foreign_name_rows
 from shared.errors import Code, Conflict, InvalidRequest, NotFound
 
 Verb = Literal["set", "rollback", "delete"]
@@ -42,6 +42,14 @@ class Alias(Routing):
     version: int
     adapter_id: str
     moved_at: datetime
+
+
+class GovernedAlias(Alias):
+    """An alias, and what governs it."""
+
+    governed_by: Assignment | None = Field(
+        description="The assignment of the policy that governs it when this tenant moves it, or makes its own alias of that name; null: none."
+    )
 
 
 class Move(Value):
@@ -113,6 +121,33 @@ class Aliases:
         if alias is None:
             raise _unknown(name)
         return alias
+
+    def governed(self, name: str | None = None) -> list[GovernedAlias]:
+        """Return all aliases, or the one of a name, each with the assignment that governs it; in a few queries, however
+        many there are.
+
+        Raises:
+            NotFound: ``ALIAS_NOT_FOUND``: none has the name.
+        """
+        others = [tenant for tenant in self._tenants if tenant != self._tenant]
+        with self._db.read() as session:
+            aliases = self._seen(session, name)
+            if name is not None and not aliases:
+                raise _unknown(name)
+            hidden = {row.name for row in foreign_name_rows(session, others, name)}
+            hidden |= {one.name for one in aliases if one.hides or one.tenant != self._tenant}
+            # As `standing` reads them for a move: the tenant's own name, which may not exist yet, then what it hides.
+            scopes = {
+                one.name: scopes_of(
+                    *(
+                        AliasRow(tenant=tenant, name=one.name)
+                        for tenant in (self._tenant, *others)[: 1 + (one.name in hidden)]
+                    )
+                )
+                for one in aliases
+            }
+            governing = first_assignments(session, self._tenants, scopes)
+        return [GovernedAlias(**dict(one), governed_by=governing[one.name]) for one in aliases]
 
     def history(self, name: str, *, before: int | None = None, limit: int = 100) -> list[Move]:
         """Moves of an alias, newest first; ``before`` is the last version that was returned before.

@@ -91,8 +91,8 @@ def standing(session: Session, row: AliasRow) -> Standing:
         name=row.name,
         answering=answering,
         incumbent=next((adapter for main in mains if (adapter := _published(session, tenants, main))), None),
-        scopes=_scopes(row, *hidden, *followed),
-        own_scopes=_scopes(row, *hidden),
+        scopes=scopes_of(row, *hidden, *followed),
+        own_scopes=scopes_of(row, *hidden),
         state=own,
     )
 
@@ -143,7 +143,7 @@ def check(
         after = state_of(followed) if followed else None
         # The answers of another alias were never compared with those given here so far.
         through = followed if before.incumbent is None else None
-    elsewhere = first_assignment(session, _scopes(through)) if through else None
+    elsewhere = first_assignment(session, scopes_of(through)) if through else None
     if elsewhere and elsewhere.policy.digest == assignment.policy.digest and not leaves:
         return None
     growing = _growing(session, before, after)
@@ -178,7 +178,7 @@ def _leaves_policy(
         return None
     scopes, name = before.own_scopes, before.name
     if isinstance(after, StandsFor) and after.kind == "alias":
-        scopes, name = _scopes(*alias_rows(session, visible_to(before.tenant), after.name)), after.name
+        scopes, name = scopes_of(*alias_rows(session, visible_to(before.tenant), after.name)), after.name
     then = first_assignment(session, scopes)
     return None if then and then.policy.digest == assignment.policy.digest else name
 
@@ -199,7 +199,7 @@ def _growing(session: Session, before: Standing, after: Routing | StandsFor | No
     return [row for row in rows if row is not None]
 
 
-def _scopes(*rows: AliasRow) -> tuple[tuple[str, str], ...]:
+def scopes_of(*rows: AliasRow) -> tuple[tuple[str, str], ...]:
     """Return the scopes where a policy of these names may be assigned: each name, each one's tenant, the server."""
     tenants = dict.fromkeys(row.tenant for row in rows)
     own = ((row.tenant, ALIAS_PREFIX + row.name) for row in rows)

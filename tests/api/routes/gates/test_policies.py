@@ -156,6 +156,21 @@ def test_a_trainer_lets_a_policy_govern_and_does_not_take_it_away(client: TestCl
     assert client.get("/v1/policy_assignments").json()["data"] == []
 
 
+def test_alias_says_what_governs_it_and_is_another_content_then(client: TestClient) -> None:
+    store(client)
+    first = client.put("/v1/aliases/prod", json={"adapter": A}).headers["etag"]
+    client.put("/v1/policy_assignments/alias:prod", json={"policy": "strict"})
+    found = client.get("/v1/aliases/prod", headers={"If-None-Match": first})
+    assert found.status_code == 200
+    governs = found.json()["governed_by"]
+    assert (governs["policy"]["name"], governs["scope"], governs["tenant"]) == ("strict", "alias:prod", "shared")
+    assert client.get("/v1/aliases").json()["data"][0]["governed_by"] == governs
+    assert client.get("/v1/aliases/prod", headers={"If-None-Match": found.headers["etag"]}).status_code == 304
+    forced = {"adapter": A, "override": True, "reason": "because"}
+    for etag, status in ((found.headers["etag"].replace("1-", "7-"), 409), (found.headers["etag"], 200)):
+        assert client.put("/v1/aliases/prod", json=forced, headers={"If-Match": etag}).status_code == status
+
+
 def test_the_job_of_an_alias_under_a_policy_succeeds_and_says_that_it_stays(app: FastAPI, client: TestClient) -> None:
     store(client)
     client.put("/v1/aliases/prod", json={"adapter": A, "policy": "strict"})

@@ -64,6 +64,34 @@ def names(database: Database) -> ForeignNames:
     return ForeignNames(database)
 
 
+# -- what governs -------------------------------------------------------------------------------------------------
+
+
+def test_aliases_are_listed_with_what_governs_their_moves(database: Database, names: ForeignNames) -> None:
+    """Those of the tenant, of which some hide a shared alias or foreign name, and shared ones, under every assignment."""
+    register(database, A)
+    register(database, B, tenant="acme")
+    shared, acme = Aliases(database), Aliases(database, "acme")
+    shared.set("both", Routing.to(A), ALICE)
+    shared.set("shared", Routing.to(A), ALICE)
+    names.set("foreign", StandsFor(kind="adapter", name=A), ALICE, bases=())
+    for name in ("both", "foreign", "own"):
+        acme.set(name, Routing.to(B), ALICE)
+    governs = set()
+    scopes = [("server", SHARED), ("tenant", SHARED), ("tenant", "acme")]
+    scopes += [(f"alias:{name}", tenant) for tenant in (SHARED, "acme") for name in ("both", "foreign", "shared")]
+    for scope, tenant in [("", ""), *scopes]:
+        if scope:
+            govern(database, scope, tenant=tenant)
+        for view in (shared, acme):
+            for alias in view.governed():
+                assert alias.governed_by == view.governing(alias.name).policy, (scope, tenant, alias)
+                assert view.governed(alias.name) == [alias]
+                governs |= {alias.governed_by and (alias.governed_by.scope, alias.governed_by.tenant)}
+    assert governs == {None, *scopes}
+    assert code(acme.governed, "nobody") == Code.ALIAS_NOT_FOUND
+
+
 # -- what a move needs ---------------------------------------------------------------------------------------------
 
 
