@@ -137,7 +137,7 @@ PLACES = (
         "Scorecards: tasks that models answer with code. Code that does not compile is returned with the errors, a few times. A scorecard counts answers that compile, answers that solve the task, and repairs.",
     ),
     CommandPlace("migrate", ENTRY_POINT, "Migrate from another provider."),
-    CommandPlace("files", "data.files:app", "Uploaded files: list, show, delete."),
+    CommandPlace("files", "data.files:app", "Uploaded files: list, show, rows, delete."),
     CommandPlace("storage", "storage:app", "Storage: verify that everything in the database is stored, byte for byte."),
 )
 """All commands."""

@@ -1,20 +1,22 @@
-"""``mens files``: uploaded files, which count in a tenant's quota: list, show, delete."""
+"""``mens files``: uploaded files, which count in a tenant's quota: list, show, rows, delete."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from textwrap import indent
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from cli.client.completion import complete_file
+from cli.client.completion import complete_base, complete_file
 from cli.client.connection import call, note
 from cli.client.id_prefixes import FILES
 from cli.client.json_errors import Json
-from cli.output import counted, format_minute, format_size, print_table, shorten_ids
+from cli.output import LEFT_OUT, counted, format_minute, format_size, print_table, printable, shorten_ids
 
-app = typer.Typer(no_args_is_help=True, help="Uploaded files: list, show, delete.")
+app = typer.Typer(no_args_is_help=True, help="Uploaded files: list, show, rows, delete.")
 FileId = Annotated[
     str,
     typer.Argument(
@@ -69,6 +71,37 @@ def show(file: FileId, as_json: Json = False) -> None:
         typer.echo(line)
 
 
+@app.command("rows")
+def rows(
+    file: FileId,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=complete_base, help="Base whose template and tokens are shown. Default: the lines."
+        ),
+    ] = None,
+    seq_len: Annotated[int | None, typer.Option(min=8, help="Tokens at which rows are cut.")] = None,
+    only: Annotated[
+        str, typer.Option(help="all, errors (lines that are not rows), cut (rows that are too long), or notes.")
+    ] = "all",
+    after: Annotated[int, typer.Option(min=0, metavar="LINE", help="Begin after this line.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, max=50, help="Rows of a page.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Show a file's lines with what is wrong with them; with --model each row as the base is trained on it, with the supervised text in [[ ]], what is cut off in ~~ ~~."""
+    asked = {"base_model": model, "seq_len": seq_len, "only": only, "after": after, "limit": limit}
+    query = {name: value for name, value in asked.items() if value is not None}
+    page = call("GET", f"{_path(FILES.resolve(file))}/rows", params=query)
+    if as_json:
+        typer.echo(json.dumps(page, indent=2))
+        return
+    for row in page["data"]:
+        for line in _describe_row(row):
+            typer.echo(printable(line))
+    if page["has_more"]:
+        note(f"further ones: the same command with --after {page['next_after']}")
+
+
 @app.command("delete")
 def delete(
     file: FileId,
@@ -91,6 +124,26 @@ def _describe(file: dict[str, Any]) -> list[str]:
         f"size     {format_size(file['bytes'])}",
         f"uploaded {format_minute(file['created_at'])} UTC{expires}",
     ]
+
+
+def _describe_row(row: dict[str, Any]) -> Iterator[str]:
+    texts = [(name, row[key]) for name, key in (("", "trained"), ("rejected, ", "rejected")) if row[key]]
+    counts = [f"{name}{one['tokens']} tokens, {one['supervised_tokens']} supervised" for name, one in texts]
+    yield f"line {row['line']}: {'; '.join(counts) or format_size(row['bytes'])}"
+    if error := row["error"]:
+        yield f"  {error['code']}: {error['reason']}"
+    for noted in row["notes"]:
+        yield f"  {noted['name']}: {noted['reason']}"
+    for _, one in texts:
+        yield indent("".join(_marked(piece) for piece in one["pieces"]), "  ")
+    if not texts:
+        yield f"  {row['text']}{LEFT_OUT if row['text_is_cut'] else ''}"
+
+
+def _marked(piece: dict[str, Any]) -> str:
+    """Return a piece's text with supervised text in [[ ]], and text that is cut off in ~~ ~~."""
+    left, right = {"supervised": ("[[", "]]"), "end": ("[[", "]]"), "cut": ("~~", "~~")}.get(piece["kind"], ("", ""))
+    return f"{left}{piece['text']}{right}"
 
 
 def _path(file_id: str) -> str:

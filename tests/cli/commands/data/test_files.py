@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from cli.client.connection import call
 from tests.support.builders import submission
 from tests.support.cli_installation import CliInstallation
 
@@ -45,6 +46,43 @@ def test_file_is_shown(installation: CliInstallation, made: list[str]) -> None:
     assert lines[:3] == [f"{made[0]}  0.jsonl", "purpose  fine-tune", "size     1.5 KB"]
     assert installation.mens("files", "show", "file-0", code=1).startswith("error: ID_AMBIGUOUS")
     assert installation.mens("files", "show", "file-zz", code=1).startswith("error: FILE_NOT_FOUND")
+
+
+def test_rows_are_shown_with_their_faults(installation: CliInstallation) -> None:
+    lines = [{"prompt": "When?", "response": "On Monday\u202e."}, "no row", {"prompt": "Who?", "response": "Alice."}]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    files = {"file": ("rows.jsonl", content)}
+    file = str(call("POST", "/v1/files", data={"purpose": "fine-tune"}, files=files)["id"])
+    shown = installation.invoke("files", "rows", file, "--limit", "2")
+    first, second = shown.stdout.split("line 2")
+    assert first.startswith("line 1: ")
+    assert "On Monday" in first
+    assert "\u202e" not in first
+    assert "ROW_" in second and "no row" in second
+    assert shown.stderr == "further ones: the same command with --after 2\n"
+    assert installation.mens("files", "rows", file, "--only", "errors").startswith("line 2: ")
+    assert [row["line"] for row in json.loads(installation.mens("files", "rows", file, "--json"))["data"]] == [1, 2, 3]
+    assert "MODEL_NOT_FOUND" in installation.mens("files", "rows", file, "--model", "nobody", code=1)
+
+
+def test_supervised_and_cut_text_is_marked(installation: CliInstallation, made: list[str]) -> None:
+    pieces = [
+        ("special", "<s>"),
+        ("context", "When?\n"),
+        ("supervised", "On Monday"),
+        ("end", "</s>"),
+        ("cut", " at 8"),
+    ]
+    trained = {"tokens": 9, "supervised_tokens": 3, "pieces": [{"kind": kind, "text": text} for kind, text in pieces]}
+    row = {"line": 4, "bytes": 9, "error": None, "notes": [{"name": "cut", "reason": "It is too long."}]}
+    page = {"data": [row | {"trained": trained, "rejected": None}], "has_more": False}
+    installation.patch.setattr("cli.commands.data.files.call", lambda *_, **__: page)
+    assert installation.mens("files", "rows", made[0], "--model", "tiny").splitlines() == [
+        "line 4: 9 tokens, 3 supervised",
+        "  cut: It is too long.",
+        "  <s>When?",
+        "  [[On Monday]][[</s>]]~~ at 8~~",
+    ]
 
 
 def test_file_is_deleted_after_a_question(installation: CliInstallation, made: list[str]) -> None:
