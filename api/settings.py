@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
 
+from shared.database.overview.costs import Prices
 from shared.database.tenancy import LARGEST_LIMIT, MOST_TOKENS, FileQuota, KeyLimits, Role, TenantName
 from shared.settings import AdapterRetentionSettings
 
@@ -19,6 +21,7 @@ NameList = Annotated[
     ),
 ]
 """Names, comma-separated in the environment."""
+Price = Annotated[Decimal, Field(ge=0, lt=1_000_000, decimal_places=6)]
 
 
 class SignInRule(BaseModel):
@@ -149,6 +152,17 @@ class ApiSettings(AdapterRetentionSettings):
     metrics_max_models: int = Field(
         50, ge=0, le=1000, description="Other models that have metrics of their own; further ones count as `other`."
     )
+    price_currency: str = Field("", pattern=r"^([A-Z]{3})?$", description="Currency of the prices, e.g. `EUR`.")
+    price_gpu_hour: Price | None = Field(
+        None, description="Price of one GPU for an hour; null: GPU time is shown without a price."
+    )
+    price_million_prompt_tokens: Price | None = Field(
+        None,
+        description="Price of a million prompt tokens, cached ones included; null: tokens are shown without a price.",
+    )
+    price_million_completion_tokens: Price | None = Field(
+        None, description="Price of a million tokens of answers; set both prices of tokens, or neither."
+    )
 
     @model_validator(mode="after")
     def _check_oidc(self) -> ApiSettings:
@@ -157,6 +171,27 @@ class ApiSettings(AdapterRetentionSettings):
         if not all("!" <= character <= "~" for character in self.oidc_client_secret.get_secret_value()):
             raise ValueError("MENS_OIDC_CLIENT_SECRET has a space, a line break or a letter that is not ASCII")
         return self
+
+    @model_validator(mode="after")
+    def _prices_are_complete(self) -> Self:
+        of_tokens = (self.price_million_prompt_tokens, self.price_million_completion_tokens)
+        if (of_tokens[0] is None) != (of_tokens[1] is None):
+            raise ValueError(
+                "set both MENS_PRICE_MILLION_PROMPT_TOKENS and MENS_PRICE_MILLION_COMPLETION_TOKENS, or neither"
+            )
+        if (self.price_gpu_hour is not None or of_tokens[0] is not None) != bool(self.price_currency):
+            raise ValueError("set MENS_PRICE_CURRENCY and at least one price, or neither")
+        return self
+
+    @property
+    def prices(self) -> Prices:
+        """Prices of GPU time and tokens."""
+        return Prices(
+            self.price_currency,
+            self.price_gpu_hour,
+            self.price_million_prompt_tokens,
+            self.price_million_completion_tokens,
+        )
 
     @property
     def file_quota(self) -> FileQuota:

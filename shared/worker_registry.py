@@ -35,6 +35,7 @@ class WorkerMachine(BaseModel):
         sandbox: what code of graders runs in there, or why in nothing: a sentence.
         fault: reason for which the worker takes no job now, e.g. a full disk, with the worker's name: a sentence.
         fault_code: error code of the fault.
+        release: version of the worker. disk_bytes: of the disk of its run folders; disk_free_bytes: what is free there.
         gpu_fault: reason for which a GPU that the driver shows is not used, and what to do about it: sentences.
     """
 
@@ -50,6 +51,9 @@ class WorkerMachine(BaseModel):
     fault: str | None = None
     fault_code: str | None = None
     gpu_fault: str | None = None
+    release: str | None = None
+    disk_bytes: int | None = None
+    disk_free_bytes: int | None = None
 
 
 class _Entry(BaseModel):

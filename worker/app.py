@@ -179,6 +179,7 @@ def machine_reporter() -> MachineReporter:
         settings.trainer_processes,
         settings.sandbox,
         fault=lambda: worker().disks.fault,
+        runs_dir=worker().disks.runs_dir,
     )
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from shared.errors import MensError
 from shared.gpus.usable import find_gpus
@@ -40,12 +44,26 @@ def describe_machine(processes: int) -> WorkerMachine:
     )
 
 
+def _release_and_disk(runs_dir: Path | None) -> Mapping[str, object]:
+    """Return the fields of the release, and of the disk of a folder; what cannot be found out is left out."""
+    found: dict[str, object] = {}
+    with suppress(PackageNotFoundError):
+        found["release"] = version("mens")
+    if runs_dir is not None:
+        with suppress(OSError):
+            usage = shutil.disk_usage(runs_dir)
+            # Some file systems report no figures: total and free are 0.
+            found |= {"disk_bytes": usage.total, "disk_free_bytes": usage.free} if usage.total else {}
+    return found
+
+
 class MachineReporter:
     """Reports this machine from a thread of its own, until it is stopped.
 
     Args:
         sandbox: ``MENS_SANDBOX``. The level that holds here is found by attacks, between the first and the second
             report.
+        runs_dir: folder whose disk is described; None: no disk is.
         fault: returns the reason for which this worker takes no job now, if there is one.
     """
 
@@ -57,9 +75,11 @@ class MachineReporter:
         sandbox: Choice,
         every_seconds: float = REPORT_SECONDS,
         fault: Callable[[], MensError | None] = lambda: None,
+        runs_dir: Path | None = None,
     ) -> None:
         self._registry, self._worker, self._every = registry, worker, every_seconds
         self._processes, self._sandbox, self._fault = processes, sandbox, fault
+        self._runs_dir = runs_dir
         self._reported: str | None = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="machine-reporter", daemon=True)
@@ -95,7 +115,7 @@ class MachineReporter:
     def _report(self, sandbox: str | None) -> None:
         try:
             fault = self._fault()
-            state: dict[str, object] = {"sandbox": sandbox}
+            state: dict[str, object] = {"sandbox": sandbox, **_release_and_disk(self._runs_dir)}
             if fault:
                 state |= {"fault": f"{self._worker} takes no job: {fault}", "fault_code": str(fault.code)}
             # A report that did not arrive is sent again soon.

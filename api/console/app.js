@@ -20,12 +20,14 @@ const SCREENS = {
   compare: { title: "Compare", load: async () => (await import("./screens/compare.js")).Compare },
   runs: { title: "Run", load: async () => (await import("./screens/run.js")).Run },
   files: { title: "Data", load: async () => (await import("./screens/files.js")).Files },
+  evals: { title: "Evals", load: async () => (await import("./screens/evals.js")).Evals },
   gates: { title: "Gates", load: async () => (await import("./screens/gates.js")).Gates },
+  usage: { title: "Usage and system", load: async () => (await import("./screens/usage.js")).UsageAndSystem },
   playground: { title: "Playground", load: async () => (await import("./screens/playground.js")).Playground },
 };
-const TABS = [["jobs", "Jobs"], ["files", "Data"], ["gates", "Gates"], ["playground", "Playground"]];
+const TABS = [["jobs", "Jobs"], ["files", "Data"], ["evals", "Evals"], ["gates", "Gates"], ["playground", "Playground"], ["usage", "Usage"]];
 const KEYS = [
-  ["/", "search"], ["j, k", "next and previous row"], ["Enter", "open the row"], ["x, c", "choose the row, compare the chosen"], ["g j", "jobs"], ["g n", "new run"], ["g d", "data"], ["g a", "aliases and gates"], ["g p", "playground"], ["?", "this list"],
+  ["/", "search"], ["j, k", "next and previous row"], ["Enter", "open the row"], ["x, c", "choose the row, compare the chosen"], ["g j", "jobs"], ["g n", "new run"], ["g d", "data"], ["g a", "aliases and gates"], ["g e", "evals"], ["g p", "playground"], ["g u", "usage and system"], ["?", "this list"],
 ];
 
 const RELOADED = "mens.reloaded";
@@ -138,6 +140,8 @@ addEventListener("keydown", (event) => {
   if (was && event.key === "a") return go("#/gates");
   if (was && event.key === "d") return go("#/files");
   if (was && event.key === "p") return go("#/playground");
+  if (was && event.key === "e") return go("#/evals");
+  if (was && event.key === "u") return go("#/usage");
   if (event.key === "?") dispatchEvent(new Event("mens-keys"));
   if (event.key === "/") {
     const search = document.querySelector('input[type="search"]');

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime, time
 from typing import Literal, NamedTuple
 
 from sqlalchemy import BigInteger, cast, func, select, tuple_
@@ -27,9 +27,9 @@ GROUPS: dict[Group, InstrumentedAttribute[str]] = {
 }
 """Columns that usage can be grouped by, in the order of the lines."""
 SEPARATOR = ","
+"""Separator of the parts of a line's id. The model comes last, because it alone could contain a comma."""
 REMOVED_KEY = "(of an evaluation)"
 """Name of a key without a record: only keys that an attempt at a job had made for itself are removed."""
-"""Separator of the parts of a line's id. The model comes last, because it alone could contain a comma."""
 FIGURES = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 
 
@@ -77,6 +77,16 @@ class Period(NamedTuple):
 
     first: date
     last: date
+
+    @property
+    def start(self) -> datetime:
+        """Its first moment."""
+        return datetime.combine(self.first, time.min, UTC)
+
+    @property
+    def end(self) -> datetime:
+        """The last moment of its last day."""
+        return datetime.combine(self.last, time.max, UTC)
 
 
 class Usage:

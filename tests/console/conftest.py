@@ -69,6 +69,34 @@ def receipt(installation: Installation, tuned: dict[str, Any]) -> str:
 
 
 @pytest.fixture(scope="session")
+def evaluated(installation: Installation, tuned: dict[str, Any]) -> tuple[str, str]:
+    """Ids of an eval and of its run: the tuned model beside its base. Any answer to the first row passes, none to
+    the others.
+    """
+    from tests.system.loop import BASE
+
+    check = {"type": "string_check", "name": "equals", "operation": "ilike"}
+    check |= {"input": "{{ sample.output_text }}", "reference": "{{ item.answer }}"}
+    schema = {"type": "object", "properties": {"question": {"type": "string"}, "answer": {"type": "string"}}}
+    config = {"type": "custom", "item_schema": schema, "include_sample_schema": True}
+    body = {"name": "Invoices", "data_source_config": config, "testing_criteria": [check]}
+    eval_id = str(installation.call("POST", "/v1/evals", json=body)["id"])
+    rows = [{"item": {"question": f"<b>{number}</b>?", "answer": "no answer" if number else ""}} for number in range(3)]
+    prompt = {"type": "template", "template": [{"role": "user", "content": "{{ item.question }}"}]}
+    source = {
+        "type": "completions",
+        "model": tuned["result"]["adapter_id"],
+        "input_messages": prompt,
+        "source": {"type": "file_content", "content": rows},
+        "sampling_params": {"temperature": 0, "max_completion_tokens": 16, "seed": 1},
+    }
+    run = {"name": "invoices", "data_source": source, "mens": {"incumbent": BASE}}
+    made = installation.call("POST", f"/v1/evals/{eval_id}/runs", json=run)
+    installation.wait_for_success(made["id"])
+    return eval_id, str(made["id"])
+
+
+@pytest.fixture(scope="session")
 def failed(installation: Installation) -> dict[str, Any]:
     """A run that was stopped for what it may use."""
     file = installation.upload()

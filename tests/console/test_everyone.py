@@ -46,6 +46,11 @@ SCREENS = {
     "policies": ("#/gates?tab=policies", ".card"),
     "receipts": ("#/gates?tab=receipts", "tbody tr"),
     "receipt": ("#/gates?tab=receipts&receipt={receipt}", ".gate"),
+    "evals": ("#/evals", "a.name"),
+    "eval-runs": ("#/evals/{eval}", "a.name"),
+    "eval-items": ("#/evals/{eval}/{evaluated}", "article"),
+    "usage": ("#/usage?by=day,key,base", "tbody tr"),
+    "system": ("#/usage?tab=system", "tbody tr"),
     "new": ("#/new?data.train_file={file}", ".good"),
     "new-wrong": ("#/new?data.train_file={file}&exec.epochs=0", ".fault"),
     "files": ("#/files", "a.name"),
@@ -101,12 +106,14 @@ def test_every_screen_is_for_everyone(
     failed: dict[str, Any],
     receipt: str,
     faulty: str,
+    evaluated: tuple[str, str],
     scheme: str,
     size: tuple[int, int],
 ) -> None:
     faults = []
     ids = {"tuned": tuned["id"], "slower": slower["id"], "failed": failed["id"], "receipt": receipt}
     ids |= {"file": tuned["contract"]["data"]["train_file"], "faulty": faulty}
+    ids |= {"eval": evaluated[0], "evaluated": evaluated[1]}
     with visitor.visit(state, scheme=scheme, size=size, allowed=frozenset({422})) as (page, _):
         for name, (address, sign) in SCREENS.items():
             page.goto(f"{visitor.url}/{address.format(**ids)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,20 @@ def test_the_machine_is_reported_until_the_worker_stops() -> None:
     reporter.stop()
     assert registry.forgotten == ["one:1"]
     assert [found.sandbox for found in registry.reports[:2]] == [None, "none: off: MENS_SANDBOX is off"]
+
+
+def test_release_and_disk_are_reported(tmp_path: Path) -> None:
+    """Without the folder, before the first job, the rest is reported nevertheless."""
+    registry = Registry()
+    for folder in (tmp_path, tmp_path / "none"):
+        reporter = MachineReporter(registry, "one:1", 1, "off", every_seconds=3600, runs_dir=folder)
+        reporter.start()
+        reporter.stop()
+    first, last = registry.reports[0], registry.reports[-1]
+    assert first.disk_bytes == shutil.disk_usage(tmp_path).total
+    assert 0 < (first.disk_free_bytes or 0) <= first.disk_bytes
+    assert last.disk_bytes is None
+    assert first.release == last.release == version("mens")
 
 
 def test_fault_that_comes_or_goes_is_reported_soon(monkeypatch: pytest.MonkeyPatch) -> None:

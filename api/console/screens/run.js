@@ -47,6 +47,7 @@ export function Run({ parts, query }) {
       ${job.state === "running" && job.progress?.eta_seconds ? html`<span>about ${duration(job.progress.eta_seconds)} left</span>` : ""}
       <span>${plain(job.base_model)}</span>
       ${job.contract?.artifact?.alias && html`<span>alias <b>${plain(job.contract.artifact.alias)}</b></span>`}
+      ${job.kind === "evaluate" && job.plan?.eval_id && html`<a href=${to(["evals", job.plan.eval_id, job.id])}>its items</a>`}
       ${job.created_by && html`<span>by ${plain(job.created_by)}</span>`}
       <span>submitted ${h(Time, { time: job.created_at })}</span>
       ${Object.entries(job.labels || {}).map(([key, value]) => html`<span key=${key} class="who">${plain(key, 40)}: ${plain(value, 60)}</span>`)}

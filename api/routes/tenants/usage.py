@@ -1,24 +1,40 @@
-"""/v1/usage: requests and tokens by model, key and day."""
+"""/v1/usage: requests and tokens by model, key and day; /v1/usage/costs: GPU time next to them, and what it costs."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+from collections.abc import Collection, Iterable
 from datetime import UTC, date, datetime
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query, Response
+from fastapi.concurrency import run_in_threadpool
 from pydantic import BeforeValidator
 
+from api.errors import ErrorAnswer, declared
 from api.services import Services, ServicesDep
-from api.web.auth import Caller, CallerDep
+from api.web.auth import Caller, CallerDep, require_operator
 from api.web.params import NO_NUL, Page, page_of
+from shared.database.overview.costs import COST_GROUPS, CostGroup, CostLine, Costs, Payer
 from shared.database.tenancy import Role
-from shared.database.usage import GROUPS, Group, Period, UsageLine
+from shared.database.usage import GROUPS, Period, UsageLine
 from shared.errors import Code, Forbidden, InvalidRequest
 
 router = APIRouter(prefix="/v1/usage", tags=["usage"])
 
 DEFAULT_DAYS = 30
+Known = TypeVar("Known", bound=str)
+CSV = "text/csv"
+MOST_CSV_LINES = 100_000
+COST_ANSWERS: dict[int | str, dict[str, Any]] = {
+    **declared(ErrorAnswer),
+    200: {
+        "content": {CSV: {"schema": {"type": "string"}}},
+        "description": "The lines; with `Accept: text/csv`, all of them.",
+    },
+}
 
 
 def _check_day(text: object) -> object:
@@ -58,14 +74,10 @@ def usage(
 
     Counts lag by up to two seconds.
     """
-    last = to or max(datetime.now(UTC).date(), from_ or date.min)
-    first = from_ or date.fromordinal(max(last.toordinal() - DEFAULT_DAYS + 1, 1))
-    if first > last:
-        raise InvalidRequest(Code.REQUEST_INVALID, f"`from` ({first}) is later than `to` ({last}).", param="from")
     lines = services.usage.lines(
         caller.tenant,
-        Period(first, last),
-        _groups(group_by),
+        _period(from_, to),
+        _groups(group_by, GROUPS),
         key_id=_visible_key(services, caller, key_id),
         model=model,
         after=after,
@@ -74,16 +86,87 @@ def usage(
     return page_of(lines, limit)
 
 
-def _groups(text: str) -> list[Group]:
+@router.get("/costs", response_model=Page[CostLine], responses=COST_ANSWERS)
+async def costs(
+    services: ServicesDep,
+    caller: CallerDep,
+    from_: From = None,
+    to: To = None,
+    group_by: Annotated[
+        str,
+        Query(
+            description="Fields to group by: some of `day`, `key` and `base`, comma-separated; with `tenant`, for operators, the costs of "
+            "every tenant."
+        ),
+    ] = "day,key,base",
+    after: After = None,
+    limit: Limit = 100,
+    accept: Annotated[str, Header()] = "",
+) -> Any:
+    """GPU time of jobs next to tokens, ordered by day, tenant, key and base, with their prices if an operator has set them.
+
+    An admin gets the tenant's costs, any other key its own. With `Accept: text/csv` all lines are returned.
+    """
+    groups = _groups(group_by, COST_GROUPS)
+    period, is_csv = _period(from_, to), CSV in accept
+    if "tenant" in groups:
+        await require_operator(caller)
+    payer = Payer(None if "tenant" in groups else caller.tenant)
+    if not caller.role.includes(Role.ADMIN):
+        payer = Payer(caller.tenant, caller.key.id, caller.key.name)
+    found = Costs(services.database, services.settings.prices)
+    if not is_csv:
+        lines = await run_in_threadpool(found.lines, payer, period, groups, after=after, limit=limit)
+        return page_of(lines, limit)
+
+    def read() -> Response:
+        lines = found.lines(payer, period, groups, limit=MOST_CSV_LINES)
+        if len(lines) > MOST_CSV_LINES:
+            raise InvalidRequest(
+                Code.REQUEST_INVALID,
+                f"The period has more than {MOST_CSV_LINES} lines.",
+                remedy="Ask for fewer days, or group by fewer fields.",
+                param="from",
+            )
+        return Response(_as_csv(groups, lines), media_type=CSV, headers={"Vary": "Accept"})
+
+    return await services.curve_turns.run(caller.tenant, read)
+
+
+def _as_csv(groups: Iterable[CostGroup], lines: Iterable[CostLine]) -> str:
+    names = {"day": "day", "tenant": "tenant", "key": "key_name", "base": "base"}
+    left_out = {"id", *names.values()} - {names[group] for group in groups}
+    columns = [name for name in CostLine.model_fields if name not in left_out]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(getattr(line, name)) for name in columns] for line in lines)
+    return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    """Return a cell of a table; a name that a spreadsheet would calculate stays text."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
+def _period(first: date | None, last: date | None) -> Period:
+    last = last or max(datetime.now(UTC).date(), first or date.min)
+    first = first or date.fromordinal(max(last.toordinal() - DEFAULT_DAYS + 1, 1))
+    if first > last:
+        raise InvalidRequest(Code.REQUEST_INVALID, f"`from` ({first}) is later than `to` ({last}).", param="from")
+    return Period(first, last)
+
+
+def _groups(text: str, known: Collection[Known]) -> list[Known]:
     names = [part.strip() for part in text.split(",") if part.strip()]
-    if unknown := [name for name in names if name not in GROUPS]:
+    if unknown := [name for name in names if name not in known]:
         raise InvalidRequest(
             Code.REQUEST_INVALID,
             f"Usage cannot be grouped by {unknown[0]!r}.",
-            remedy=f"Use some of {', '.join(GROUPS)}.",
+            remedy=f"Use some of {', '.join(known)}.",
             param="group_by",
         )
-    return [group for group in GROUPS if group in names]
+    return [group for group in known if group in names]
 
 
 def _visible_key(services: Services, caller: Caller, key_id: str | None) -> str | None:

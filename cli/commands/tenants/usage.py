@@ -1,4 +1,4 @@
-"""``mens usage``: requests and tokens by day, key and model."""
+"""``mens usage``: requests and tokens by day, key and model; GPU time next to them, and what it costs."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ PAGE = 1000
 COLUMNS = {"day": ("day",), "key": ("key_name", "key_id"), "model": ("model",)}
 """Columns of each group. The ids among them identify a line: names of keys may be reused."""
 FIGURES = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
+COST_COLUMNS = {"day": "day", "tenant": "tenant", "key": "key_name", "base": "base"}
+COST_FIGURES = ("attempts", "gpu_minutes", *FIGURES)
+COSTS_PAGE = 100
 KEY_ID = r"key-[0-9a-z]{26}"
 FIRST_DAY = "0001-01-01"
 
@@ -33,7 +36,19 @@ def usage(
     last: Annotated[
         str | None, typer.Option("--to", metavar="YYYY-MM-DD", help="Last day, UTC. Default: today.")
     ] = None,
-    by: Annotated[str, typer.Option(help="Group by some of day, key, model; comma-separated.")] = "day,key,model",
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="Group by some of day, key, model; comma-separated. With --costs: by some of day, key, base, and for operators tenant.",
+            show_default="all of these, but tenant",
+        ),
+    ] = None,
+    has_costs: Annotated[
+        bool,
+        typer.Option(
+            "--costs", help="Show GPU-minutes of jobs next to tokens, with their prices if an operator has set them."
+        ),
+    ] = False,
     key: Annotated[str | None, typer.Option(help="Only usage of this key (id or name), also of a revoked one.")] = None,
     model: Annotated[
         str | None,
@@ -52,7 +67,12 @@ def usage(
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print JSON.")] = False,
 ) -> None:
     """Show requests and tokens by day, key and model: the tenant's with an admin's key, else the key's own."""
-    key_id = key
+    if has_costs:
+        if key or model:
+            raise typer.BadParameter("--costs takes neither --key nor --model; group them by key or base.")
+        _print_costs(first, last, by or "day,key,base", tenant, as_json)
+        return
+    by, key_id = "day,key,model" if by is None else by, key
     # An id is not looked up: listing keys requires an admin's key, and every caller may name its own id.
     if key and not re.fullmatch(KEY_ID, key):
         key_id = find_id(RemoteKeys(tenant), key, revoked=True)
@@ -71,6 +91,24 @@ def usage(
     groups = [part.strip() for part in by.split(",")]
     columns = [name for group in COLUMNS if group in groups for name in COLUMNS[group]] + list(FIGURES)
     print_table([name.replace("_", " ") for name in columns], [[str(line[name]) for name in columns] for line in lines])
+
+
+def _print_costs(first: str | None, last: str | None, by: str, tenant: str | None, as_json: bool) -> None:
+    given = {"from": first, "to": last, "group_by": by}
+    query = {name: value for name, value in given.items() if value is not None}
+    lines = list(_read_lines(query, tenant, "/v1/usage/costs", COSTS_PAGE))
+    if not lines:
+        note(_describe_empty(query, []))
+    if as_json:
+        typer.echo(json.dumps(lines, indent=2))
+        return
+    groups = [part.strip() for part in by.split(",")]
+    columns = [name for group, name in COST_COLUMNS.items() if group in groups] + list(COST_FIGURES)
+    # Without a price the column would be empty.
+    columns += [name for name in ("gpu_cost", "token_cost") if any(line[name] is not None for line in lines)]
+    columns += ["currency"] if columns[-1] not in COST_FIGURES else []
+    rows = [[f"{line[name]}" if line[name] is not None else "" for name in columns] for line in lines]
+    print_table([name.replace("_", " ") for name in columns], rows)
 
 
 def _resolve_model(model: str, tenant: str | None) -> list[str]:
@@ -115,11 +153,13 @@ def _describe_empty(query: dict[str, str], models: list[str]) -> str:
     return f"No usage{of}{by}{since}{until}{'' if since or until else ' in the last 30 days'}."
 
 
-def _read_lines(query: dict[str, str], tenant: str | None) -> Iterator[dict[str, Any]]:
+def _read_lines(
+    query: dict[str, str], tenant: str | None, path: str = "/v1/usage", limit: int = PAGE
+) -> Iterator[dict[str, Any]]:
     """Yield the lines of all pages of a query."""
     more, after = True, dict[str, str]()
     while more:
-        page = call("GET", "/v1/usage", tenant, params={**query, **after, "limit": PAGE})
+        page = call("GET", path, tenant, params={**query, **after, "limit": limit})
         yield from page["data"]
         more = page["has_more"]
         after = {"after": page["data"][-1]["id"]} if more else {}

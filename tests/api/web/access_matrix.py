@@ -302,6 +302,7 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "POST /v1/uploads/{upload_id}/complete": (Case(Rule.OWN, TRAINER, UPLOADED, join_parts),),
     "POST /v1/uploads/{upload_id}/cancel": (Case(Rule.OWN, TRAINER, UPLOADING),),
     # jobs
+    "GET /v1/jobs:count": (KEYED,),
     "GET /v1/jobs": (KEYED,),
     "POST /v1/jobs": (
         Case(Rule.SEE, TRAINER, FILE, fine_tune, passes=201),
@@ -398,6 +399,7 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "PATCH /v1/keys/{key_id}": (Case(Rule.OWN, ADMIN, KEY, new_limits),),
     "POST /v1/keys/{key_id}/rotate": (Case(Rule.OWN, ADMIN, KEY, no_overlap),),
     "DELETE /v1/keys/{key_id}": (Case(Rule.OWN, ADMIN, KEY),),
+    "GET /v1/usage/costs": (KEYED,),
     "GET /v1/usage": (KEYED,),  # of which keys: tests/api/routes/tenants/test_usage.py
     # webhooks
     "GET /v1/webhook_endpoints": (Case(Rule.KEYED, ADMIN),),

@@ -214,6 +214,8 @@ NO_LISTS = {
     "GET /v1/audit",  # tests/api/routes/tenants/test_audit.py
     "GET /v1/workers",  # machines: they belong to no tenant
     "GET /v1/estimates/accuracy",  # tests/shared/database/test_tenants.py
+    "GET /v1/jobs:count",  # tests/shared/database/lists/test_state_counts.py
+    "GET /v1/usage/costs",
     "GET /v1/usage",  # tests/api/routes/tenants/test_usage.py
     "GET /v1/receipts/schema",
     "GET /api/version",

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from pydantic import ValidationError
 
+from api.settings import ApiSettings
 from shared.database.keys import Key
 from shared.database.tenancy import KeyLimits, Role
 from shared.database.usage import Amount, UsageAccount
@@ -145,6 +147,59 @@ def test_invalid_queries_are_refused(get_usage: Get, query: dict[str, Any], para
         assert (status, body) == (200, [])
     else:
         assert (status, body["code"], body["param"]) == (400 if status == 400 else 422, "REQUEST_INVALID", param)
+
+
+def test_costs_are_a_tenants_own(anonymous: TestClient, keys: dict[str, tuple[Key, str]]) -> None:
+    def ask(name: str, accept: str = "*/*", **query: Any) -> Any:
+        headers = {"Authorization": f"Bearer {keys[name][1]}", "Accept": accept}
+        return anonymous.get("/v1/usage/costs", params=query, headers=headers)
+
+    def shown(name: str, **query: Any) -> list[str]:
+        return sorted(line["key_name"] for line in ask(name, **query).json()["data"])
+
+    assert shown("viewer") == ["viewer"]
+    assert shown("boss") == ["boss", "trainer", "viewer"]
+    assert shown("operator") == ["operator"]
+    assert shown("operator", group_by="tenant,key") == ["boss", "operator", "trainer", "viewer"]
+    for name in ("viewer", "boss"):
+        assert ask(name, group_by="tenant").status_code == 403
+    [line] = ask("viewer").json()["data"]
+    assert (line["requests"], line["prompt_tokens"], line["gpu_minutes"]) == (1, 10, 0.0)
+    assert (line["gpu_cost"], line["token_cost"], line["currency"]) == (None, None, None)
+    refused = ask("viewer", group_by="model"), ask("viewer", key="x"), ask("viewer", after="a")
+    assert [answer.status_code for answer in refused] == [400, 422, 400]
+    etag = ask("viewer").headers["etag"]
+    headers = {"Authorization": f"Bearer {keys['viewer'][1]}", "If-None-Match": etag}
+    assert anonymous.get("/v1/usage/costs", headers=headers).status_code == 304
+
+
+def test_costs_as_a_table_calculate_nothing(anonymous: TestClient, app: FastAPI) -> None:
+    """A spreadsheet would run a name like this."""
+    key, secret = app.state.services.keys.create('=HYPERLINK("x")', "acme")
+    app.state.services.usage.add({UsageAccount(TODAY.isoformat(), key.id, "tiny", "acme"): Amount(1, 10, 4, 2)})
+    headers = {"Authorization": f"Bearer {secret}", "Accept": "text/csv"}
+    answer = anonymous.get("/v1/usage/costs", params={"group_by": "key,base", "limit": 1}, headers=headers)
+    assert answer.headers["content-type"].startswith("text/csv")
+    assert answer.text == (
+        "key_name,base,attempts,gpu_minutes,requests,prompt_tokens,cached_tokens,completion_tokens,gpu_cost,token_cost,currency\n"
+        '"\'=HYPERLINK(""x"")",tiny,0,0.0,1,10,4,2,,,\n'
+    )
+
+
+@pytest.mark.parametrize(
+    "prices",
+    [
+        {"price_gpu_hour": 2},
+        {"price_currency": "EUR"},
+        {"price_currency": "EUR", "price_million_prompt_tokens": 1},
+        {"price_currency": "euro", "price_gpu_hour": 2},
+        {"price_currency": "EUR", "price_gpu_hour": -1},
+    ],
+)
+def test_incomplete_prices_are_refused(prices: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        ApiSettings(**prices)
+    assert ApiSettings(price_currency="EUR", price_gpu_hour=2).prices.gpu_hour == 2
 
 
 def test_rate_limit_is_a_429_for_requests_to_models_only(anonymous: TestClient, app: FastAPI) -> None:

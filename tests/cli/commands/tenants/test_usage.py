@@ -44,6 +44,15 @@ def test_groups_and_filters(mens: Command) -> None:
     assert mens(*PERIOD, "--by", "") == "4\t40\t16\t8"
 
 
+def test_costs_have_gpu_time_beside_tokens(mens: Command) -> None:
+    assert mens(*PERIOD, "--costs") == (
+        "2026-11-01\tci\tdemo@1\t0\t0.0\t1\t10\t4\t2\n2026-11-01\tci\ttiny\t0\t0.0\t1\t10\t4\t2\n"
+        "2026-11-02\tci\tdemo@1\t0\t0.0\t1\t10\t4\t2\n2026-11-02\tci\ttiny\t0\t0.0\t1\t10\t4\t2"
+    )
+    assert json.loads(mens(*PERIOD, "--costs", "--by", "key", "--json"))[0]["requests"] == 4
+    assert "neither --key nor --model" in mens("--costs", "--model", "tiny", code=2)
+
+
 def test_alias_stands_for_its_targets(mens: Command, installation: CliInstallation) -> None:
     installation.register(*(new_adapter(f"demo@{number}") for number in (1, 2, 3)))
     installation.mens("aliases", "split", "prod", "demo@1=90", "demo@2=10", "--shadow", "demo@3")

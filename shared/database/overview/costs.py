@@ -1,0 +1,199 @@
+"""Costs: GPU time of jobs and tokens of models next to each other, by day, tenant, key and base; with prices also in money."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal
+from urllib.parse import quote, unquote
+
+from pydantic import Field
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Float,
+    Select,
+    cast,
+    func,
+    literal,
+    select,
+    tuple_,
+    type_coerce,
+    union_all,
+)
+
+from shared.database.connection import Database
+from shared.database.records import Value
+from shared.database.tables.adapters import AdapterRow
+from shared.database.tables.jobs import GpuTimeRow, JobRow
+from shared.database.tables.keys import KeyRow, UsageRow
+from shared.database.tenancy import SHARED
+from shared.database.usage import FIGURES, REMOVED_KEY, Period
+from shared.errors import Code, InvalidRequest
+
+CostGroup = Literal["day", "tenant", "key", "base"]
+COST_GROUPS: tuple[CostGroup, ...] = ("day", "tenant", "key", "base")
+"""Fields that costs can be grouped by, in the order of the lines."""
+MILLION = Decimal(1_000_000)
+HOUR = Decimal(3600)
+SMALLEST = Decimal("0.0001")
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """An operator's prices. Anything without a price is shown without an amount."""
+
+    currency: str = ""
+    gpu_hour: Decimal | None = None
+    million_prompt_tokens: Decimal | None = None
+    million_completion_tokens: Decimal | None = None
+
+    def of_gpu(self, seconds: float) -> Decimal | None:
+        """Return the price of GPU time."""
+        return None if self.gpu_hour is None else (self.gpu_hour * Decimal(seconds) / HOUR).quantize(SMALLEST)
+
+    def of_tokens(self, prompt: int, completion: int) -> Decimal | None:
+        """Return the price of tokens; None unless both kinds have one."""
+        if self.million_prompt_tokens is None or self.million_completion_tokens is None:
+            return None
+        price = self.million_prompt_tokens * prompt + self.million_completion_tokens * completion
+        return (price / MILLION).quantize(SMALLEST)
+
+
+class CostLine(Value):
+    """GPU time and tokens of one group. Fields that the lines are not grouped by are null."""
+
+    id: str
+    day: str | None = Field(None, description="Day, UTC, on which an attempt began or an answer ended.")
+    tenant: str | None = None
+    key_name: str | None = Field(
+        None, description="Name of the key that submitted the jobs or sent the requests; empty: unknown."
+    )
+    base: str | None = Field(None, description="Base model, also of an adapter.")
+    attempts: int = Field(description="Attempts at jobs that have ended.")
+    gpu_minutes: float = Field(description="GPU-minutes that they used.")
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    gpu_cost: str | None = Field(description="Price of the GPU time, in decimals; null: no price is set.")
+    token_cost: str | None = Field(description="Price of the tokens, in decimals; null: no price is set.")
+    currency: str | None = Field(description="Currency of both prices.")
+
+
+@dataclass(frozen=True, slots=True)
+class Payer:
+    """Whose costs are read.
+
+    Attributes:
+        tenant: of the keys and jobs; None: of every tenant.
+        key_id: only requests of this key, and jobs that a key named `key_name` of the tenant submitted; None: of all keys.
+    """
+
+    tenant: str | None
+    key_id: str | None = None
+    key_name: str | None = None
+
+
+class Costs:
+    """Reads costs; each verb is one query."""
+
+    def __init__(self, database: Database, prices: Prices) -> None:
+        self._db, self._prices = database, prices
+
+    def lines(
+        self, payer: Payer, period: Period, group_by: Sequence[CostGroup], *, after: str | None = None, limit: int = 100
+    ) -> list[CostLine]:
+        """Return costs by group, ordered by day, tenant, key and base; one line more than ``limit`` if more follow.
+
+        Raises:
+            InvalidRequest: ``REQUEST_INVALID``: ``after`` is not an id of such a line.
+        """
+        groups = [group for group in COST_GROUPS if group in group_by]
+        used = union_all(_tokens(payer, period), _gpu_time(payer, period, is_sqlite=self._db.is_sqlite)).subquery()
+        columns = [used.c[group] for group in groups]
+        # PostgreSQL sums up BIGINT to NUMERIC, which would come back as a decimal.
+        sums = [cast(func.sum(used.c[name]), BigInteger).label(name) for name in (*FIGURES, "attempts")]
+        query = select(*columns, *sums, func.sum(used.c.gpu_seconds).label("gpu_seconds"))
+        if after is not None and groups:
+            parts = tuple(unquote(part) for part in after.split(","))
+            if len(parts) != len(groups):
+                raise InvalidRequest(
+                    Code.REQUEST_INVALID, f"{after!r} is not an id of a line of this grouping.", param="after"
+                )
+            query = query.where(tuple_(*columns) > parts)
+        # Without columns to group by, a sum over no rows would still be one line.
+        query = query.group_by(*columns).having(func.count() > 0).order_by(*columns).limit(limit + 1)
+        with self._db.read() as session:
+            return [self._line(groups, row._asdict()) for row in session.execute(query)]
+
+    def _line(self, groups: Sequence[CostGroup], row: Mapping[str, Any]) -> CostLine:
+        prices, parts = self._prices, {group: str(row[group]) for group in groups}
+        costs = {
+            "gpu_cost": prices.of_gpu(row["gpu_seconds"]),
+            "token_cost": prices.of_tokens(row["prompt_tokens"], row["completion_tokens"]),
+        }
+        return CostLine(
+            id=",".join(quote(part, safe=" ") for part in parts.values()),
+            day=parts.get("day"),
+            tenant=parts.get("tenant"),
+            key_name=parts.get("key"),
+            base=parts.get("base"),
+            gpu_minutes=round(row["gpu_seconds"] / 60, 3),
+            **{name: row[name] for name in (*FIGURES, "attempts")},
+            **{name: None if cost is None else str(cost) for name, cost in costs.items()},
+            currency=prices.currency or None,
+        )
+
+
+def _tokens(payer: Payer, period: Period) -> Select[Any]:
+    """Return the query of the counted requests."""
+    name = select(KeyRow.name).where(KeyRow.id == UsageRow.key_id).scalar_subquery()
+    # A deleted adapter keeps its row; a name without one is that of a base.
+    base = (
+        select(func.min(AdapterRow.base_model))
+        .where(AdapterRow.id == UsageRow.model, AdapterRow.tenant.in_([UsageRow.tenant, SHARED]))
+        .scalar_subquery()
+    )
+    query: Select[Any] = select(
+        UsageRow.day.label("day"),
+        UsageRow.tenant.label("tenant"),
+        func.coalesce(name, REMOVED_KEY).label("key"),
+        func.coalesce(base, UsageRow.model).label("base"),
+        *(getattr(UsageRow, figure).label(figure) for figure in FIGURES),
+        literal(0).label("attempts"),
+        literal(0.0, Float).label("gpu_seconds"),
+    ).where(UsageRow.day >= period.first.isoformat(), UsageRow.day <= period.last.isoformat())
+    if payer.tenant is not None:
+        query = query.where(UsageRow.tenant == payer.tenant)
+    return query if payer.key_id is None else query.where(UsageRow.key_id == payer.key_id)
+
+
+def _gpu_time(payer: Payer, period: Period, *, is_sqlite: bool) -> Select[Any]:
+    """Return the query of the attempts that have ended, by the day on which they began, as quotas count them."""
+    columns: list[ColumnElement[Any]] = [
+        _day(is_sqlite=is_sqlite).label("day"),
+        GpuTimeRow.tenant.label("tenant"),
+        func.coalesce(JobRow.created_by, "").label("key"),
+        GpuTimeRow.base_model.label("base"),
+        *(literal(0).label(figure) for figure in FIGURES),
+        literal(1).label("attempts"),
+        GpuTimeRow.used.label("gpu_seconds"),
+    ]
+    query = (
+        select(*columns)
+        .join(JobRow, JobRow.id == GpuTimeRow.job_id)
+        .where(GpuTimeRow.used.is_not(None), GpuTimeRow.started_at >= period.start, GpuTimeRow.started_at <= period.end)
+    )
+    if payer.tenant is not None:
+        query = query.where(GpuTimeRow.tenant == payer.tenant)
+    return query if payer.key_id is None else query.where(JobRow.created_by == payer.key_name)
+
+
+def _day(*, is_sqlite: bool) -> ColumnElement[str]:
+    """Return the day of an attempt's beginning, in UTC, as usage has it."""
+    seconds = type_coerce(GpuTimeRow.started_at, BigInteger) / 1000
+    if is_sqlite:
+        return func.strftime("%Y-%m-%d", cast(seconds, BigInteger), "unixepoch")
+    return func.to_char(func.timezone("UTC", func.to_timestamp(seconds)), "YYYY-MM-DD")

@@ -1,0 +1,84 @@
+"""Usage and system: the sums of a real run, its table as CSV, what each role sees, prices and hostile names as text."""
+
+from __future__ import annotations
+
+import csv
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.console.browser import HOSTILE, Visitor, ask
+from tests.system.loop import Installation
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Route, StorageState
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(480)]
+
+
+def test_usage_is_added_up_and_saved(
+    visitor: Visitor, state: StorageState, installation: Installation, tuned: dict[str, Any]
+) -> None:
+    by_base = installation.call("GET", "/v1/usage/costs", params={"group_by": "base"})["data"]
+    with visitor.visit(state, hash_="#/jobs") as (page, _):
+        page.keyboard.press("g")
+        page.keyboard.press("u")
+        page.get_by_label("Group by").select_option("base")
+        table = page.get_by_role("group", name="Usage").get_by_role("row")
+        table.nth(1).wait_for()
+        assert table.count() == len(by_base) + 1
+        assert tuned["base_model"] in table.nth(1).inner_text()
+        assert "by=base" in page.url
+        assert page.get_by_role("columnheader", name="cost").count() == 0, "no price is set, so none is shown"
+        assert page.get_by_role("region", name="Sum").get_by_text("GPU-minutes", exact=True).is_visible()
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Save as CSV").click()
+        rows = list(csv.DictReader(download.value.path().read_text().splitlines()))
+        assert [(row["base"], int(row["attempts"])) for row in rows] == [
+            (line["base"], line["attempts"]) for line in by_base
+        ]
+        page.get_by_label("Period").select_option("1")
+        page.wait_for_url("**days=1**")
+
+
+def test_system_shows_the_machines_to_operators_alone(visitor: Visitor, states: dict[str, StorageState]) -> None:
+    with visitor.visit(states["admin"], hash_="#/usage?tab=system") as (page, _):
+        for title in ("Workers", "Replicas"):
+            page.get_by_role("group", name=f"Table of {title}").get_by_role("row").nth(1).wait_for()
+        worker = page.get_by_role("group", name="Table of Workers").get_by_role("row").nth(1).inner_text()
+        assert "takes jobs" in worker
+        assert "GB of " in worker, "the free part of its disk"
+        page.goto(f"{visitor.url}/#/usage?by=tenant")
+        page.get_by_role("group", name="Usage").get_by_role("cell", name="shared").wait_for()
+    with visitor.visit(states["viewer"], allowed=frozenset({403}), hash_="#/usage?tab=system") as (page, watch):
+        page.get_by_role("heading", name="For operators").wait_for()
+        assert not [one.url for one in watch.requests if "/v1/workers" in one.url]
+        page.goto(f"{visitor.url}/#/usage?by=tenant")
+        page.get_by_role("heading", name="Your key").wait_for()
+        assert page.get_by_label("Group by").get_by_role("option", name="tenant").count() == 0
+        assert ask(page, "GET", "/v1/usage/costs?group_by=tenant") == 403
+        assert ask(page, "GET", "/v1/replicas") == 403
+        assert ask(page, "GET", "/v1/quotas") == 403
+
+
+def test_prices_and_hostile_names_are_text(visitor: Visitor, state: StorageState) -> None:
+    line = {"day": None, "tenant": None, "base": None, "attempts": 1, "gpu_minutes": 90.0, "requests": 2}
+    line |= {"prompt_tokens": 3, "cached_tokens": 0, "completion_tokens": 4, "gpu_cost": "2.7000", "token_cost": None}
+
+    def answer(route: Route) -> None:
+        lines = [line | {"id": str(place), "key_name": text, "currency": "EUR"} for place, text in enumerate(HOSTILE)]
+        route.fulfill(content_type="application/json", body=json.dumps({"data": lines, "has_more": False}))
+
+    with visitor.visit(state, hash_="#/jobs") as (page, _):
+        page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
+        page.route("**/v1/usage/costs?*", answer)
+        page.goto(f"{visitor.url}/#/usage?by=key")
+        rows = page.get_by_role("group", name="Usage").get_by_role("row")
+        rows.nth(len(HOSTILE)).wait_for()
+        assert HOSTILE[0] in (rows.nth(1).text_content() or "")
+        assert "\\u202egnp.exe" in (rows.nth(4).text_content() or "")
+        assert "2.70 EUR" in (rows.nth(1).text_content() or "")
+        assert page.get_by_role("columnheader", name="token cost").count() == 0
+        assert page.locator("main img, main script").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
