@@ -46,15 +46,15 @@ def describe_machine(processes: int) -> WorkerMachine:
 
 def _release_and_disk(runs_dir: Path | None) -> Mapping[str, object]:
     """Return the fields of the release, and of the disk of a folder; what cannot be found out is left out."""
-    found: dict[str, object] = {}
+    fields: dict[str, object] = {}
     with suppress(PackageNotFoundError):
-        found["release"] = version("mens")
+        fields["release"] = version("mens")
     if runs_dir is not None:
         with suppress(OSError):
             usage = shutil.disk_usage(runs_dir)
             # Some file systems report no figures: total and free are 0.
-            found |= {"disk_bytes": usage.total, "disk_free_bytes": usage.free} if usage.total else {}
-    return found
+            fields |= {"disk_bytes": usage.total, "disk_free_bytes": usage.free} if usage.total else {}
+    return fields
 
 
 class MachineReporter:

@@ -114,13 +114,13 @@ async def costs(
     payer = Payer(None if "tenant" in groups else caller.tenant)
     if not caller.role.includes(Role.ADMIN):
         payer = Payer(caller.tenant, caller.key.id, caller.key.name)
-    found = Costs(services.database, services.settings.prices)
+    reader = Costs(services.database, services.settings.prices)
     if not is_csv:
-        lines = await run_in_threadpool(found.lines, payer, period, groups, after=after, limit=limit)
+        lines = await run_in_threadpool(reader.lines, payer, period, groups, after=after, limit=limit)
         return page_of(lines, limit)
 
     def read() -> Response:
-        lines = found.lines(payer, period, groups, limit=MOST_CSV_LINES)
+        lines = reader.lines(payer, period, groups, limit=MOST_CSV_LINES)
         if len(lines) > MOST_CSV_LINES:
             raise InvalidRequest(
                 Code.REQUEST_INVALID,
@@ -157,16 +157,16 @@ def _period(first: date | None, last: date | None) -> Period:
     return Period(first, last)
 
 
-def _groups(text: str, known: Collection[Known]) -> list[Known]:
+def _groups(text: str, fields: Collection[Known]) -> list[Known]:
     names = [part.strip() for part in text.split(",") if part.strip()]
-    if unknown := [name for name in names if name not in known]:
+    if unknown := [name for name in names if name not in fields]:
         raise InvalidRequest(
             Code.REQUEST_INVALID,
             f"Usage cannot be grouped by {unknown[0]!r}.",
-            remedy=f"Use some of {', '.join(known)}.",
+            remedy=f"Use some of {', '.join(fields)}.",
             param="group_by",
         )
-    return [group for group in known if group in names]
+    return [group for group in fields if group in names]
 
 
 def _visible_key(services: Services, caller: Caller, key_id: str | None) -> str | None:

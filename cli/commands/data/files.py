@@ -89,8 +89,8 @@ def rows(
     as_json: Json = False,
 ) -> None:
     """Show a file's lines with what is wrong with them; with --model each row as the base is trained on it, with the supervised text in [[ ]], what is cut off in ~~ ~~."""
-    asked = {"base_model": model, "seq_len": seq_len, "only": only, "after": after, "limit": limit}
-    query = {name: value for name, value in asked.items() if value is not None}
+    parameters = {"base_model": model, "seq_len": seq_len, "only": only, "after": after, "limit": limit}
+    query = {name: value for name, value in parameters.items() if value is not None}
     page = call("GET", f"{_path(FILES.resolve(file))}/rows", params=query)
     if as_json:
         typer.echo(json.dumps(page, indent=2))
@@ -128,14 +128,14 @@ def _describe(file: dict[str, Any]) -> list[str]:
 
 def _describe_row(row: dict[str, Any]) -> Iterator[str]:
     texts = [(name, row[key]) for name, key in (("", "trained"), ("rejected, ", "rejected")) if row[key]]
-    counts = [f"{name}{one['tokens']} tokens, {one['supervised_tokens']} supervised" for name, one in texts]
+    counts = [f"{name}{shown['tokens']} tokens, {shown['supervised_tokens']} supervised" for name, shown in texts]
     yield f"line {row['line']}: {'; '.join(counts) or format_size(row['bytes'])}"
     if error := row["error"]:
         yield f"  {error['code']}: {error['reason']}"
     for noted in row["notes"]:
         yield f"  {noted['name']}: {noted['reason']}"
-    for _, one in texts:
-        yield indent("".join(_marked(piece) for piece in one["pieces"]), "  ")
+    for _, shown in texts:
+        yield indent("".join(_marked(piece) for piece in shown["pieces"]), "  ")
     if not texts:
         yield f"  {row['text']}{LEFT_OUT if row['text_is_cut'] else ''}"
 

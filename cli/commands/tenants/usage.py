@@ -94,8 +94,8 @@ def usage(
 
 
 def _print_costs(first: str | None, last: str | None, by: str, tenant: str | None, as_json: bool) -> None:
-    given = {"from": first, "to": last, "group_by": by}
-    query = {name: value for name, value in given.items() if value is not None}
+    parameters = {"from": first, "to": last, "group_by": by}
+    query = {name: value for name, value in parameters.items() if value is not None}
     lines = list(_read_lines(query, tenant, "/v1/usage/costs", COSTS_PAGE))
     if not lines:
         note(_describe_empty(query, []))

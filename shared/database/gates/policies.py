@@ -252,8 +252,12 @@ def first_assignments(
         scopes: by name, each a tenant and a scope.
     """
     query = select(PolicyAssignmentRow).where(PolicyAssignmentRow.tenant.in_([*tenants, SHARED]))
-    found = {(row.tenant, row.scope): Assignment.model_validate(row) for row in session.scalars(query) if row.policy}
-    return {name: next((found[scope] for scope in of if scope in found), None) for name, of in scopes.items()}
+    assignments = {
+        (row.tenant, row.scope): Assignment.model_validate(row) for row in session.scalars(query) if row.policy
+    }
+    return {
+        name: next((assignments[scope] for scope in of if scope in assignments), None) for name, of in scopes.items()
+    }
 
 
 def policy_row(session: Session, tenants: Sequence[str], name: str) -> PolicyRow:

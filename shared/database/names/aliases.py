@@ -135,19 +135,19 @@ class Aliases:
             if name is not None and not aliases:
                 raise _unknown(name)
             hidden = {row.name for row in foreign_name_rows(session, others, name)}
-            hidden |= {one.name for one in aliases if one.hides or one.tenant != self._tenant}
+            hidden |= {alias.name for alias in aliases if alias.hides or alias.tenant != self._tenant}
             # As `standing` reads them for a move: the tenant's own name, which may not exist yet, then what it hides.
             scopes = {
-                one.name: scopes_of(
+                alias.name: scopes_of(
                     *(
-                        AliasRow(tenant=tenant, name=one.name)
-                        for tenant in (self._tenant, *others)[: 1 + (one.name in hidden)]
+                        AliasRow(tenant=tenant, name=alias.name)
+                        for tenant in (self._tenant, *others)[: 1 + (alias.name in hidden)]
                     )
                 )
-                for one in aliases
+                for alias in aliases
             }
             governing = first_assignments(session, self._tenants, scopes)
-        return [GovernedAlias(**dict(one), governed_by=governing[one.name]) for one in aliases]
+        return [GovernedAlias(**dict(alias), governed_by=governing[alias.name]) for alias in aliases]
 
     def history(self, name: str, *, before: int | None = None, limit: int = 100) -> list[Move]:
         """Moves of an alias, newest first; ``before`` is the last version that was returned before.
