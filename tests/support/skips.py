@@ -16,6 +16,7 @@ REMEDIES = {
     r"bubblewrap": "apt-get install bubblewrap",
     r"libseccomp": "apt-get install libseccomp2",
     r"Landlock|nothing on this machine contains code": "Linux 5.13 or later with Landlock, and apt-get install bubblewrap libseccomp2",
+    r"the clock of a program cannot be moved": "apt-get install faketime",
     r"gcc is not installed": "apt-get install gcc",
     r"no Python here that other users may run": "apt-get install python3",
     r"root reads every file": "a user other than root",

@@ -106,7 +106,7 @@ def test_clock_of_a_program_is_moved_and_its_monotonic_clock_is_not(tmp_path: Pa
     try:
         environment = movable_clock(clock)
     except CannotTry as error:
-        pytest.skip(str(error))
+        pytest.skip(f"the clock of a program cannot be moved: {error}")
     set_clock(clock, -3600)
     program = "import time; time.sleep(0.01); print(time.time(), time.monotonic())"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
