@@ -116,8 +116,8 @@ def measure_speeds(pollers: dict[str, Poller], options: argparse.Namespace) -> b
 
 
 def measure_load(installation: PolledInstallation, options: argparse.Namespace) -> bool:
-    """Measure the 99th percentile of polls, alone and during an upload and validations; return whether it is within the
-    limit.
+    """Measure the 99th percentile of the latency of polls, alone and during an upload and validations; return whether the
+    goals are met.
     """
     quiet: list[float] = []
     busy: list[float] = []

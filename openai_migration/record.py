@@ -148,12 +148,15 @@ def questions(model: str, choice: PromptChoice, sampling: RecordedSampling) -> I
     """Yield the requests for a model, prompt by prompt: model and base, at temperature 0 and then the samples."""
     models = [model, parse_name(model).base] if sampling.control else [model]
     for prompt in choice.prompts:
-        for answering in models:
+        for asked_model in models:
             for sample in range(1 + sampling.samples):
                 how = GREEDY if sample == 0 else {"temperature": sampling.temperature, "seed": SEED + sample}
                 bound = {"max_completion_tokens": sampling.max_answer_tokens}
                 yield RecordedQuestion(
-                    answering, prompt, sample, {"model": answering, **prompt.request, **how, **bound, **WITH_LOGPROBS}
+                    asked_model,
+                    prompt,
+                    sample,
+                    {"model": asked_model, **prompt.request, **how, **bound, **WITH_LOGPROBS},
                 )
 
 

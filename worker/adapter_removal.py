@@ -151,7 +151,7 @@ class AdapterRemover:
         if outcomes is None:
             return is_late
         accepted = {UnloadOutcome.UNLOADED, UnloadOutcome.FAILED} if is_late else {UnloadOutcome.UNLOADED}
-        return all(of_replica.get(deletion.id) in accepted for of_replica in outcomes)
+        return all(replica_outcomes.get(deletion.id) in accepted for replica_outcomes in outcomes)
 
 
 def make_adapter_remover(settings: WorkerSettings) -> AdapterRemover:

@@ -2,7 +2,7 @@
 
 plan.json  training-preflight.json                           before it runs
 telemetry.jsonl  tensorboard/  engine.log  error.json         while it runs
-first_process.pid  asked.json  ending.json                   of several processes: whom to signal, whether a stop was
+first_process.pid  asked.json  ending.json                   with several processes: which to signal, whether a stop was
                                                              requested, how they ended
 checkpoints/step-…/                                          to resume from
 prepared/                                                    encoded data, when no cache is named
@@ -11,7 +11,7 @@ adapter/ (or model/)  probes.json  metrics.csv               what was made
 merge_progress.json                                          digests of a merge's whole shards
 training_skip_stats.json  training_manifest.json  MODEL_CARD.md  loss.svg     what was done
 self_evaluation.json                                         the adapter measured against its base
-evaluation_rows.json                                         the rows of that, for the publisher
+evaluation_rows.json                                         the rows of that evaluation, for publishing
 run_summary.json                                             written last: it marks a complete run
 """
 

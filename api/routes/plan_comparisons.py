@@ -111,11 +111,11 @@ def _incumbent(view: TenantView, jobs: Sequence[Job]) -> str:
 def _settings(jobs: Sequence[Job], sources: Sequence[Mapping[str, str]]) -> list[ComparedSetting]:
     """Return every field that one of the jobs has."""
     fields = [dict(_fields_of(job)) for job in jobs]
-    paths = dict.fromkeys(path for fields_of_job in fields for path in fields_of_job)
+    paths = dict.fromkeys(path for values_of_job in fields for path in values_of_job)
     rows = []
     for path in paths:
-        values = [fields_of_job.get(path) for fields_of_job in fields]
-        decided = [_source(fields_of_job, path) for fields_of_job in sources]
+        values = [values_of_job.get(path) for values_of_job in fields]
+        decided = [_source(job_sources, path) for job_sources in sources]
         differs = any(value != values[0] for value in values)
         rows.append(ComparedSetting(path=path, values=values, sources=decided, differs=differs))
     return rows

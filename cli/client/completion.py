@@ -17,7 +17,11 @@ TIMEOUT_SECONDS = 2.0
 def complete_job(incomplete: str) -> list[tuple[str, str]]:
     """Return the newest jobs whose id begins or ends so, and what each is."""
     described = ((job["id"], f"{job['state']}, {job['name']} on {job['base_model']}") for job in _listed("/v1/jobs"))
-    return [(name, said) for name, said in described if name.startswith(incomplete) or name.endswith(incomplete)]
+    return [
+        (name, description)
+        for name, description in described
+        if name.startswith(incomplete) or name.endswith(incomplete)
+    ]
 
 
 def complete_file(incomplete: str) -> list[tuple[str, str]]:

@@ -119,7 +119,7 @@ def chosen_bases(settings: Settings, named: list[str], default_base: bool) -> li
     """
     if not named and not default_base:
         fail("--no-default-base needs --base: no base is left to serve.")
-    bases = [ensure_base(settings, base) for base in named or [DEFAULT_BASE]]
+    bases = [ensure_base(settings, reference) for reference in named or [DEFAULT_BASE]]
     if default_base and any(entry.name == DEFAULT_BASE for entry in load_catalog(settings.catalog_path).bases):
         bases.append(DEFAULT_BASE)
     return list(dict.fromkeys(bases))

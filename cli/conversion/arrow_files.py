@@ -90,10 +90,14 @@ def _named(path: Path, key: str, inner: str = "") -> list[str]:
         names = [item[inner] if inner else item for item in listed]
     except (ValueError, KeyError, TypeError) as error:
         message = f"{path} does not list the files of the dataset."
-        raise InvalidRequest(Code.REQUEST_INVALID, message, remedy="Save the dataset again.", param="input") from error
+        raise InvalidRequest(
+            Code.REQUEST_INVALID, message, remedy="Save it again with `Dataset.save_to_disk`.", param="input"
+        ) from error
     if bad := next((name for name in names if not isinstance(name, str) or Path(name).name != name), None):
         message = f"{path} names {str(bad)[:80]!r}, which is not a file of this folder."
-        raise InvalidRequest(Code.REQUEST_INVALID, message, remedy="Save the dataset again.", param="input")
+        raise InvalidRequest(
+            Code.REQUEST_INVALID, message, remedy="Save it again with `Dataset.save_to_disk`.", param="input"
+        )
     return names
 
 

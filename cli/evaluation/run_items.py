@@ -51,7 +51,7 @@ class PairedItems:
         }
 
     def win_rates(self) -> dict[str, WinRate]:
-        """Return by criterion how often the new model's score is higher."""
+        """Return, for each criterion, how often the new model's score is higher."""
         return {
             name: win_rate(
                 [pair.old for pair in pairs],
@@ -119,7 +119,7 @@ def _key(item: OutputItem) -> tuple[str, int]:
 
 def lost(pairs: PairedItems) -> list[ScoredPair]:
     """Return pairs in which the new model is worse, the largest loss first."""
-    worse = [pair for of_criterion in pairs.by_criterion.values() for pair in of_criterion if pair.new < pair.old]
+    worse = [pair for criterion_pairs in pairs.by_criterion.values() for pair in criterion_pairs if pair.new < pair.old]
     return sorted(worse, key=lambda pair: (pair.new - pair.old, pair.item["datasource_item_id"]))
 
 

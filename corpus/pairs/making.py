@@ -172,12 +172,16 @@ def _make(
 ) -> _Made:
     """Return the drafts of a unit with the names of their rules, and why each is left out, if it is."""
     unit, _ = item
-    fitting = [rule for rule in rules if unit.kind in rule.needs]
+    applicable_rules = [rule for rule in rules if unit.kind in rule.needs]
     measures = Check((), unit.constructs, unit.size)
-    if fitting and unit.kind in CODE_KINDS and not measure_substance(unit.code, measures).passes:
+    if applicable_rules and unit.kind in CODE_KINDS and not measure_substance(unit.code, measures).passes:
         return [("", Draft({}), VerdictCode.STUB)]
     context = RuleContext(checkers, named)
-    return [(rule.name, draft, _verdict(draft, checkers)) for rule in fitting for draft in rule.pairs(unit, context)]
+    return [
+        (rule.name, draft, _verdict(draft, checkers))
+        for rule in applicable_rules
+        for draft in rule.pairs(unit, context)
+    ]
 
 
 def _verdict(draft: Draft, checkers: ContainedCheckers) -> str:

@@ -245,11 +245,11 @@ def _send(target: Archive, plans: list[ModelPlan], key_env: list[str], bounds: B
     """Send the questions of every project; return why some could not be read to their end."""
     failures = []
     for key in read_keys(key_env):
-        of_project = [plan for plan in plans if plan.project == key.project]
+        project_plans = [plan for plan in plans if plan.project == key.project]
         done = Recording()
         try:
-            with activity(key, sum(len(plan.questions) for plan in of_project)) as client:
-                record_answers(client.client, target, of_project, bounds, done, client.show)
+            with activity(key, sum(len(plan.questions) for plan in project_plans)) as client:
+                record_answers(client.client, target, project_plans, bounds, done, client.show)
         except MensError as error:
             failures.append(f"{key.project} is not complete. {error}")
         bounds = bounds.after(done)

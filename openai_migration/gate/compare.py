@@ -158,11 +158,11 @@ def _pairs(prompts: Iterable[RecordedPrompt], new_answers: Mapping[str, NewAnswe
 
 def _answers(folder: Path, model: str, prompts: Iterable[RecordedPrompt], candidate: Candidate) -> dict[str, NewAnswer]:
     stored = read_answers(folder, model)
-    of_prompts = {prompt.id: stored.get(digest_json(body_for(prompt, candidate))) for prompt in prompts}
-    if missing := sum(answer is None for answer in of_prompts.values()):
+    by_prompt = {prompt.id: stored.get(digest_json(body_for(prompt, candidate))) for prompt in prompts}
+    if missing := sum(answer is None for answer in by_prompt.values()):
         message = f"{missing} prompts of {model} have no answer of {candidate.served} yet."
         raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Run `gate` again, with the installation.")
-    return {prompt: answer for prompt, answer in of_prompts.items() if answer}
+    return {prompt: answer for prompt, answer in by_prompt.items() if answer}
 
 
 def _grader_gate(

@@ -62,9 +62,8 @@ class ImportedGrader:
 @contextmanager
 def open_sandbox(contents: ArchiveContents, project: str, choice: Choice) -> Iterator[Sandbox | None]:
     """Open the sandbox for a project's code graders; yield None if it has none, or this machine cannot contain code."""
-    criteria = (
-        grader for evaluation in contents.items(project, "evals") for grader in evaluation.get("testing_criteria") or []
-    )
+    evals = contents.items(project, "evals")
+    criteria = [criterion for evaluation in evals for criterion in evaluation.get("testing_criteria") or []]
     if not any(criterion.get("type") == "python" for criterion in criteria):
         yield None
         return
@@ -147,14 +146,14 @@ def _judge(imported: ImportedGrader, item: Item, answer: GateAnswer) -> tuple[fl
     try:
         sample = make_sample(answer.text, answer.tool_calls)
         ask = imported.judges.ask if imported.judges else None
-        points = grade(imported.grader, item, sample, ask, sandbox=imported.sandbox).score
+        value = grade(imported.grader, item, sample, ask, sandbox=imported.sandbox).score
     except InvalidRequest as error:
         if error.code in OF_THE_JUDGE:
             raise Unscored(error.code) from None
         if error.code not in OF_THE_ANSWER:
             raise
-        points = 0.0
-    return points, is_passed(imported.grader, points)
+        value = 0.0
+    return value, is_passed(imported.grader, value)
 
 
 def questions_of(imported: ImportedGrader, item: Item, answer: GateAnswer) -> Iterator[Body]:

@@ -75,7 +75,7 @@ def import_adapter(request: ImportRequest, target: Path) -> Imported:
     return write_imported(request, contents, base, target)
 
 
-def original_contents(request: ImportRequest, original: SidecarV2 | SidecarV3, base: TargetBase) -> Contents:
+def original_contents(request: ImportRequest, original_sidecar: SidecarV2 | SidecarV3, base: TargetBase) -> Contents:
     """Read and check an adapter in the original's format; return its contents under PEFT's names.
 
     Raises:
@@ -85,10 +85,10 @@ def original_contents(request: ImportRequest, original: SidecarV2 | SidecarV3, b
     """
     from safetensors.numpy import load_file  # missing where only the control plane is installed
 
-    sidecar, notes = to_v3(original), []
+    sidecar, notes = to_v3(original_sidecar), []
     stored = read_tensors(request.weights)
     _check_base(sidecar, base.config)
-    _check_digests(original, request.base.digests, request.weights)
+    _check_digests(original_sidecar, request.base.digests, request.weights)
     verify_values(request.weights, stored)
     layers = dict(mapped_layers(sidecar))
     pairs = tensor_pairs(layers, stored)
@@ -108,7 +108,7 @@ def original_contents(request: ImportRequest, original: SidecarV2 | SidecarV3, b
         for logical, key in layers.items()
         for old, name in zip(pairs[logical], peft_keys(key), strict=True)
     }
-    notes += _notes(original) + base_name_note(original.base_model, request)
+    notes += _notes(original_sidecar) + base_name_note(original_sidecar.base_model, request)
     return Contents(
         layers,
         renamed,

@@ -76,7 +76,7 @@ def _as_json(value: Any) -> Any:
 
 def is_certified(certificates: Collection[BaseCertificate]) -> bool:
     """Return whether a merged model may be offered: at least one replica was measured, and none failed."""
-    return bool(certificates) and all(measured.certificate["passed"] for measured in certificates)
+    return bool(certificates) and all(row.certificate["passed"] for row in certificates)
 
 
 def refuse_uncertified(name: str, certificates: Collection[BaseCertificate]) -> None:
@@ -87,8 +87,10 @@ def refuse_uncertified(name: str, certificates: Collection[BaseCertificate]) -> 
     """
     if is_certified(certificates):
         return
-    failed = {measured.replica: measured.certificate for measured in certificates if not measured.certificate["passed"]}
-    why = ", ".join(f"{replica} failed {' and '.join(measured['failed'])}" for replica, measured in failed.items())
+    failed = {row.replica: row.certificate for row in certificates if not row.certificate["passed"]}
+    why = ", ".join(
+        f"{replica} failed {' and '.join(certificate['failed'])}" for replica, certificate in failed.items()
+    )
     raise NotFound(
         Code.MODEL_UNCERTIFIED,
         f"The merged model {name} is not offered: {why or 'no replica that serves it has been measured yet'}.",

@@ -248,10 +248,10 @@ def _with_digest(digests: Sequence[str]) -> Select[AdapterRow]:
 
 
 def _refuse_lent(session: Session, row: AdapterRow) -> None:
-    of_adapter = select(CheckpointPermissionRow).where(
+    query = select(CheckpointPermissionRow).where(
         CheckpointPermissionRow.tenant == row.tenant, CheckpointPermissionRow.adapter_id == row.id
     )
-    permissions = list(session.scalars(of_adapter.order_by(CheckpointPermissionRow.id)))
+    permissions = list(session.scalars(query.order_by(CheckpointPermissionRow.id)))
     if not permissions:
         return
     projects = [permission.project for permission in permissions]

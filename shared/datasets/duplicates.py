@@ -148,8 +148,8 @@ class ExactIndex:
     def digests_of(self, lines: Lines) -> Digests:
         """Return the digests of rows in this index, by their lines."""
         digests, own_lines = np.frombuffer(self._digests, np.uint64), np.frombuffer(self._lines, np.uint32)
-        of_lines: Digests = digests[np.searchsorted(own_lines, lines)]
-        return of_lines
+        line_digests: Digests = digests[np.searchsorted(own_lines, lines)]
+        return line_digests
 
     def repeats(self) -> PairReport:
         """Find the rows that repeat an earlier one of the same file, and report the first of them."""

@@ -185,8 +185,8 @@ def read_rows(
     Raises:
         DatasetInvalid: ``DATASET_LINE_INVALID``, only when no report is given.
     """
-    own_report = _RaisingReport() if report is None else report
-    for number, record in read_records(lines, own_report, quarantine):
+    collector = _RaisingReport() if report is None else report
+    for number, record in read_records(lines, collector, quarantine):
         yield as_row(record, number)
 
 

@@ -176,17 +176,17 @@ def _unforgotten(gate: ForgetGate, parents_items: Mapping[str, int | None]) -> S
 
 def _judged(gates: Mapping[str, Gate], parts: Mapping[str, Sequence[GateCheck | Loss]]) -> _Judged:
     """Judge the comparisons as a receipt does: those of blocking gates share one error level, others are judged by gate."""
-    losses = {row: [part for part in outcomes if isinstance(part, Loss)] for row, outcomes in parts.items()}
-    families = [[loss for row, outcomes in losses.items() if gates[row].block for loss in outcomes]]
-    families += [outcomes for row, outcomes in losses.items() if not gates[row].block]
+    losses = {row: [part for part in gate_parts if isinstance(part, Loss)] for row, gate_parts in parts.items()}
+    families = [[loss for row, gate_losses in losses.items() if gates[row].block for loss in gate_losses]]
+    families += [gate_losses for row, gate_losses in losses.items() if not gates[row].block]
     at_best, alike = dict[int, GateCheck](), dict[int, GateCheck]()
     for family in families:
         at_best |= judge_together(family, 1 - CONFIDENCE)
         # Comparisons with enough items pass at any error level of the rest, so they take no part of it.
         equals = [replace(loss, old=loss.new) for loss in family if _is_narrow(loss)]
-        outcomes = judge_together(equals, 1 - CONFIDENCE)
+        checks = judge_together(equals, 1 - CONFIDENCE)
         narrow = [loss for loss in family if _is_narrow(loss)]
-        alike |= {id(loss): outcomes[id(equal)] for loss, equal in zip(narrow, equals, strict=True)}
+        alike |= {id(loss): checks[id(equal)] for loss, equal in zip(narrow, equals, strict=True)}
     return _Judged(at_best, alike)
 
 

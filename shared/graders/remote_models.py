@@ -25,8 +25,8 @@ class RemoteModels:
     """Requests to models of other servers. Used by many threads at once.
 
     Args:
-        judges: models that graders of the types ``score_model`` and ``label_model`` may name, by these names.
-        embeddings: the model that ``cosine`` compares with; None: without one.
+        judges: models that graders of the types ``score_model`` and ``label_model`` may name, by name.
+        embeddings: the model that ``cosine`` compares with; None: no such model.
     """
 
     def __init__(self, judges: Mapping[str, RemoteModel], embeddings: RemoteModel | None) -> None:

@@ -103,8 +103,8 @@ def _rouge(kind: str, text: str, reference: str) -> float:
     words, reference_words = _rouge_words(text), _rouge_words(reference)
     if kind == "l":
         return _f_measure(LCSseq.similarity(words, reference_words), len(words), len(reference_words))
-    n_grams, expected = _n_grams(words, int(kind)), _n_grams(reference_words, int(kind))
-    return _f_measure((n_grams & expected).total(), n_grams.total(), expected.total())
+    text_grams, reference_grams = _n_grams(words, int(kind)), _n_grams(reference_words, int(kind))
+    return _f_measure((text_grams & reference_grams).total(), text_grams.total(), reference_grams.total())
 
 
 def _rouge_words(text: str) -> list[str]:

@@ -268,13 +268,16 @@ class _Passes:
             chosen = sample_lines(_lines(file), SAMPLED_ROWS)
         if self._contract.has_preferences:
             return self._observe_preferences(kind, chosen, filters)
-        counting = SupervisionPass(
+        supervision_pass = SupervisionPass(
             self._tokenizer, seq_len=self._seq_len, last_k=self._contract.exec.qlora_ce_last_k, filters=filters
         )
-        self.started[kind] = counting, chosen is not None
+        self.started[kind] = supervision_pass, chosen is not None
 
         def observe(record: Record, line: int) -> None:
-            row, take = as_row(record, line), counting.add if chosen is None or line in chosen else counting.measure
+            row, take = (
+                as_row(record, line),
+                supervision_pass.add if chosen is None or line in chosen else supervision_pass.measure,
+            )
             take(row)
             if kind == "train" and filters.admits(row):
                 self._admitted.append(line)
@@ -283,11 +286,11 @@ class _Passes:
         return observe
 
     def _observe_preferences(self, kind: Kind, chosen: Collection[int] | None, filters: RowFilter) -> Observer:
-        counting = PreferenceSupervisionPass(self._tokenizer, seq_len=self._seq_len, filters=filters)
-        self.started[kind] = counting, chosen is not None
+        supervision_pass = PreferenceSupervisionPass(self._tokenizer, seq_len=self._seq_len, filters=filters)
+        self.started[kind] = supervision_pass, chosen is not None
 
         def observe(record: Record, line: int) -> None:
-            take = counting.add if chosen is None or line in chosen else counting.measure
+            take = supervision_pass.add if chosen is None or line in chosen else supervision_pass.measure
             take(record, line)
             if kind == "train" and filters.admits(record):
                 self._admitted.append(line)
@@ -300,8 +303,8 @@ class _Passes:
         return np.setdiff1d(np.frombuffer(self._admitted, np.uint32), lost, assume_unique=True)
 
     def report(self, kind: Kind, counted: FileReport | None) -> SupervisionReport:
-        counting, sampled = self.started[kind]
-        return counting.report(counted.rows + counted.error_count if counted else 0, sampled=sampled)
+        supervision_pass, sampled = self.started[kind]
+        return supervision_pass.report(counted.rows + counted.error_count if counted else 0, sampled=sampled)
 
 
 def _lines(file: InputFile) -> int:
@@ -320,5 +323,5 @@ def _verify(file: InputFile | None, hasher: Hasher | None) -> None:
         raise ArtifactInvalid(
             Code.STORAGE_OBJECT_MISSING,
             f"The stored file {file.sha256} differs from the uploaded one.",
-            remedy="Upload it again, or restore the storage from a backup.",
+            remedy="Upload the file again, or restore the storage from a backup.",
         )

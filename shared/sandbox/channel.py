@@ -1,4 +1,4 @@
-"""Messages over a stream socket: a length of four bytes, then JSON, for both ends. Those from inside are bounded."""
+"""Messages over a stream socket: a length of four bytes, then JSON, for both ends. Messages from inside are limited in size."""
 
 from __future__ import annotations
 

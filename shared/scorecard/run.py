@@ -47,14 +47,13 @@ def run_scorecard(
                 continue
             is_recorded = condition.mode == "fixture_file"
             generate = recorded(spec_path, condition, task) if is_recorded else sample(condition, task)
-            event_and_answers = run_task(
-                spec, condition, task, generate, lambda text: checkers.check(spec.validator, text)
-            )
-            if event_and_answers is None:
+            outcome = run_task(spec, condition, task, generate, lambda text: checkers.check(spec.validator, text))
+            if outcome is None:
                 raise _no_answer(condition, task)
-            folder.add(*event_and_answers)
+            event, answers = outcome
+            folder.add(event, answers)
             count += 1
-            report(event_and_answers[0], count, total)
+            report(event, count, total)
     return folder.finish(spec, str(spec_path), git_sha, started)
 
 

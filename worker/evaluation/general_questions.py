@@ -27,20 +27,20 @@ def ask_general_questions(job: EvaluatingJob, adapter_id: str, compared_with: st
             ``MODEL_NOT_FOUND``: a model is gone. LeaseLost; and the exceptions of a stop.
     """
     questions, measured_at = all_general_questions(), job.leases.now()
-    requests = [(question, model) for question in questions for model in (adapter_id, compared_with)]
+    assignments = [(question, model) for question in questions for model in (adapter_id, compared_with)]
     with open_models(job) as door, ThreadPoolExecutor(job.settings.evaluation_concurrency, "general") as pool:
-        answers = [pool.submit(_answer, door, question, model) for question, model in requests]
+        pending = [pool.submit(_answer, door, question, model) for question, model in assignments]
         try:
-            _wait(job, answers)
+            _wait(job, pending)
         finally:
-            for answer in answers:
+            for answer in pending:
                 answer.cancel()
             # Otherwise this would wait for threads that still read until their timeouts.
             door.abort()
-        answered = [(answer.result(),) for answer in answers]
+        answers = [(answer.result(),) for answer in pending]
     pairs = [
         AnswerPair(item_index=index, candidate=candidate, incumbent=incumbent)
-        for index, (candidate, incumbent) in enumerate(zip(answered[::2], answered[1::2], strict=True))
+        for index, (candidate, incumbent) in enumerate(zip(answers[::2], answers[1::2], strict=True))
     ]
     return RunScores(
         eval_id=GENERAL,

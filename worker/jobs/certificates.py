@@ -329,14 +329,14 @@ def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
             remedy = "Serve the base with the tokenizer and chat template that it was tuned with; do not set others on the replica."
             return Code.ADAPTER_TEMPLATE_MISMATCH, reason, remedy
         case "stop":
-            tokens = ", ".join(f"{entry['token']} ({entry['id']})" for entry in report["stop"]["missed"])
+            tokens = ", ".join(f"{token['token']} ({token['id']})" for token in report["stop"]["missed"])
             reason = f"its answers continue after {tokens}, but training ends a turn there"
             remedy = (
                 "Start the replica with this release's `python -m serving`, which makes it stop at every end token."
             )
             return Code.ADAPTER_STOP_MISMATCH, reason, remedy
         case "tools":
-            calls = ", ".join(f"{entry['name']}({entry['arguments']})" for entry in report["tools"]["calls"])
+            calls = ", ".join(f"{call['name']}({call['arguments']})" for call in report["tools"]["calls"])
             reason = f"it reads {calls or 'no tool call'} from an answer that calls a tool as in training"
             remedy = (
                 "Start the replica without MENS_SERVING_TOOL_PARSER, or with the parser of this base's form of calls."

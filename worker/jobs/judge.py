@@ -207,7 +207,10 @@ def served_bases(attempt: Attempt, base_digest: str = "", trained: TrainedWeight
         served_there.append(served)
     fits = [served.fit_of(trained) for served in served_there]
     best = [served for served, fit in zip(served_there, fits, strict=True) if fit is max(fits) is not Fit.NONE]
-    bases = {fitting.served_digest: ServedBaseRef(name=fitting.base, digest=fitting.served_digest) for fitting in best}
+    bases = {
+        replica_base.served_digest: ServedBaseRef(name=replica_base.base, digest=replica_base.served_digest)
+        for replica_base in best
+    }
     return list(bases.values())
 
 

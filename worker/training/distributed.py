@@ -146,7 +146,7 @@ class DistributedContext:
         of_all = [torch.empty_like(mine) for _ in range(self.size)]
         _with_peers(lambda: dist.all_gather(of_all, mine))
         differs = [
-            name for index, name in enumerate(facts) if len({int(of_process[index]) for of_process in of_all}) > 1
+            name for index, name in enumerate(facts) if len({int(process_facts[index]) for process_facts in of_all}) > 1
         ]
         if differs:
             raise JobFailed(

@@ -133,7 +133,7 @@ class Replica:
         self.check_now.set()
 
     def lost_engine(self, error: str) -> None:
-        """Record that its server responds but its engine has died: it is down until it passes a health check."""
+        """Mark the replica down until it passes a health check: its server responds, but its engine has died."""
         self.refused_connection(error)
 
     def failed_request(self, error: str) -> None:

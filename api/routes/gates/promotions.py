@@ -40,7 +40,7 @@ class EvaluatePromotion(BaseModel):
         events = (
             [cycle.get("events") for cycle in cycles if isinstance(cycle, dict)] if isinstance(cycles, list) else []
         )
-        if (count := sum(len(of_cycle) for of_cycle in events if isinstance(of_cycle, list))) > MAX_EVENTS:
+        if (count := sum(len(cycle_events) for cycle_events in events if isinstance(cycle_events, list))) > MAX_EVENTS:
             raise PydanticCustomError(
                 "too_many_events",
                 "the cycles have {count} events together; at most {most} are accepted: send only those of the two conditions",

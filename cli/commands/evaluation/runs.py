@@ -156,25 +156,23 @@ def list_runs(
     limit: Annotated[int, typer.Option(min=1, help="Number of evals to show.")] = 20, as_json: Json = False
 ) -> None:
     """Show the newest evals with their runs."""
-    all_runs = [
-        run for _, evaluation in zip(range(limit), api.evals(), strict=False) for run in api.runs(evaluation["id"])
-    ]
+    runs = [run for _, evaluation in zip(range(limit), api.evals(), strict=False) for run in api.runs(evaluation["id"])]
     if as_json:
-        typer.echo(json.dumps(all_runs, indent=2))
+        typer.echo(json.dumps(runs, indent=2))
         return
     rows = []
-    for listed_run in all_runs:
-        counts, against = listed_run["result_counts"], api.second_model(listed_run) or ""
+    for run in runs:
+        counts, against = run["result_counts"], api.second_model(run) or ""
         passed = f"{counts['passed']} of {counts['total']}"
         rows.append(
             (
-                listed_run["id"],
-                listed_run["name"],
-                listed_run["status"],
-                listed_run["model"] or "",
+                run["id"],
+                run["name"],
+                run["status"],
+                run["model"] or "",
                 against,
                 passed,
-                format_minute(listed_run["created_at"]),
+                format_minute(run["created_at"]),
             )
         )
     print_table(("run", "eval", "state", "model", "against", "passed", "when (UTC)"), rows)

@@ -40,7 +40,7 @@ LockFile = Annotated[Path, typer.Option("--lock", help="Lock file with the packa
 
 @app.command("install")
 def install_harness(lock: LockFile = LOCK) -> None:
-    """Install lm-evaluation-harness at the versions of the lock file, once, into `suites/` of MENS_HOME: about 200 MB."""
+    """Install lm-evaluation-harness once, at the versions of the lock file, into `suites/` of MENS_HOME (about 200 MB)."""
     try:
         folder = environment_folder(read_settings(Settings).home, lock)
         note(f"installing lm-evaluation-harness into {folder}")

@@ -208,7 +208,7 @@ def train(
 
 def _terms_of(files: Mapping[str, Path]) -> dict[str, Any]:
     """Return the part of a contract that names the models of other servers whose answers are trained on."""
-    models = {stated for field, path in files.items() if field != "validation_file" for stated in stated_terms(path)}
+    models = {model for field, path in files.items() if field != "validation_file" for model in stated_terms(path)}
     return {"provenance": {"answer_models": sorted(models)}} if models else {}
 
 

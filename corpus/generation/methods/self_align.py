@@ -1,4 +1,4 @@
-"""Method ``self_align``: code → concepts → a task → answers with tests, of which one stays that passes its own tests in the sandbox.
+"""Method ``self_align``: code → concepts → a task → answers with tests; one answer is kept that passes its own tests in the sandbox.
 
 Tests that pass without the answer prove nothing: they must fail on an empty one. Source: Wei et al., "SelfCodeAlign" (2024).
 """

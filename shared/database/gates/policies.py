@@ -261,7 +261,7 @@ def first_assignments(
 
 
 def policy_row(session: Session, tenants: Sequence[str], name: str) -> PolicyRow:
-    """Return the policy of a name or digest: the newest, a tenant's own before one of ``shared``.
+    """Return the policy of a name or digest: its newest version; a tenant's own takes precedence over that of ``shared``.
 
     Raises:
         NotFound: ``POLICY_NOT_FOUND``.

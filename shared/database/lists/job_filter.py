@@ -83,8 +83,8 @@ def _has_text(text: str) -> ColumnElement[bool]:
 
 def _has_label(key: str, value: str, *, is_sqlite: bool) -> ColumnElement[bool]:
     if not is_sqlite:
-        is_equal: ColumnElement[bool] = JobRow.labels[key].as_string() == value
-        return is_equal
+        condition: ColumnElement[bool] = JobRow.labels[key].as_string() == value
+        return condition
     # Not a JSON path, in which the caller's key would have to be quoted.
     pair = func.json_each(JobRow.labels).table_valued("key", "value")
     return exists(select(pair.c.key).where(pair.c.key == key, pair.c.value == value))

@@ -119,7 +119,7 @@ def refuse_weightless(*weights: Sequence[float] | npt.NDArray[np.float32]) -> No
     Raises:
         DatasetInvalid: ``NOTHING_SUPERVISED``.
     """
-    if not any(np.any(of_rows) for of_rows in weights):
+    if not any(np.any(row_weights) for row_weights in weights):
         raise DatasetInvalid(
             Code.NOTHING_SUPERVISED,
             "Every training row has the weight 0, so training would have no effect: the other rows are held out to validate,"

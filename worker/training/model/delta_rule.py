@@ -143,22 +143,22 @@ class _Rule(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, rate: Tensor, log: Tensor, documents: Documents
     ) -> Tensor:
         decays = documents.decays(log)
-        similar, attended = key @ key.mT, query @ key.mT
+        similar, scores = key @ key.mT, query @ key.mT
         right = torch.cat([value * rate, key * (rate * decays.reading)], -1)
         solved = torch.linalg.solve_triangular(similar * rate * decays.between, right, upper=False, unitriangular=True)
         fresh, old = solved.split([value.shape[-1], key.shape[-1]], -1)
         before, written = _states(fresh, old, key * decays.writing, decays.through)
-        ctx.save_for_backward(query, key, value, rate, *decays, similar, attended, solved, before, written)
-        return (query * decays.reading) @ before + (attended * decays.between) @ written
+        ctx.save_for_backward(query, key, value, rate, *decays, similar, scores, solved, before, written)
+        return (query * decays.reading) @ before + (scores * decays.between) @ written
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, rate, between, reading, writing, through, *rest = ctx.saved_tensors
-        similar, attended, solved, before, written = rest
+        similar, scores, solved, before, written = rest
         old = solved[..., value.shape[-1] :]
         # The scan, backwards.
         after, d_fresh = _state_gradients(
-            (attended * between).mT @ gradient, (query * reading).mT @ gradient, old, key * writing, through
+            (scores * between).mT @ gradient, (query * reading).mT @ gradient, old, key * writing, through
         )
         d_reader, d_writer = gradient @ before.mT, written @ after.mT
         # The triangular system.
@@ -166,16 +166,16 @@ class _Rule(torch.autograd.Function):
         d_right = torch.linalg.solve_triangular((similar * rate * between).mT, d_solved, upper=True, unitriangular=True)
         d_values, d_keys = d_right.split([value.shape[-1], key.shape[-1]], -1)
         d_system = -(d_right @ solved.mT).tril_(-1) * between
-        d_asked = (gradient @ written.mT) * between
+        d_scores = (gradient @ written.mT) * between
         # What both are made of.
         d_similar = d_system * rate
-        d_query = d_reader * reading + d_asked @ key
-        d_key = d_keys * (rate * reading) + d_writer * writing + (d_similar + d_similar.mT) @ key + d_asked.mT @ query
+        d_query = d_reader * reading + d_scores @ key
+        d_key = d_keys * (rate * reading) + d_writer * writing + (d_similar + d_similar.mT) @ key + d_scores.mT @ query
         d_keys_key = (d_keys * key).sum(-1, keepdim=True)
         d_rate = (d_values * value).sum(-1, keepdim=True) + d_keys_key * reading
         d_rate += (d_system * similar).sum(-1, keepdim=True)
         # The decays' exponents are sums of logarithms from the chunk's start.
-        pairs = d_similar * similar + d_asked * attended
+        pairs = d_similar * similar + d_scores * scores
         written_by = (d_writer * key).sum(-1, keepdim=True) * writing
         read_by = ((d_reader * query).sum(-1, keepdim=True) + d_keys_key * rate) * reading
         d_total = pairs.sum(-1, keepdim=True) - pairs.sum(-2, keepdim=True).mT + read_by - written_by

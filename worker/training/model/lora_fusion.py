@@ -138,8 +138,8 @@ def _as_projection(module: nn.Module) -> Projection | None:
 
 
 def _plain_adapter(layer: LoraLayer) -> str | None:
-    """Return the name of the layer's adapter if it is the only one and neither a variant (DoRA, …) nor random
-    (dropout).
+    """Return the name of the layer's adapter if it is the only one and not a variant (DoRA, …) and
+    has no dropout.
     """
     if type(layer) not in (LoraLinear, LoraLinear4bit) or len(layer.lora_A) != 1:
         return None

@@ -187,11 +187,11 @@ def predict(
     kernels: bool = True,
 ) -> int:
     """Predict the memory of one process in bytes, by the plan's own arithmetic."""
-    configuration = Configuration(
+    candidate = Configuration(
         batch_size=1,
         grad_accum=contract.exec.grad_accum,
         seq_len=way.tokens,
         recompute=way.recompute,
         holders=way.holders,
     )
-    return vram_parts(contract, config, configuration, on_gpu=on_gpu, most_tokens=most_tokens, kernels=kernels).total
+    return vram_parts(contract, config, candidate, on_gpu=on_gpu, most_tokens=most_tokens, kernels=kernels).total

@@ -191,7 +191,7 @@ def _until_end(ids: list[int], end_ids: frozenset[int]) -> list[int]:
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], end_ids: frozenset[int]) -> WrittenAnswer:
-    """Decode an answer as the serving tier writes it, without special tokens and its end token."""
+    """Decode an answer as the serving tier writes it, without special tokens and the end token."""
     ended = bool(ids) and ids[-1] in end_ids
     return WrittenAnswer(str(tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True)).strip(), ended)
 
