@@ -121,8 +121,8 @@ def setting_of(path: Path) -> str | None:
     for variable, value in os.environ.items():
         if variable.startswith("MENS_") and value:
             named = Path(os.path.expanduser(value)).absolute()  # noqa: PTH111 (Path's raises for unknown users)
-            is_around = named in path.parents and not named.is_dir()
-            is_within = path in named.parents and not path.is_dir()
+            is_around = named in path.parents and not os.path.isdir(named)  # noqa: PTH112 (Path's raises where it may not look)
+            is_within = path in named.parents and not os.path.isdir(path)  # noqa: PTH112
             if path == named or is_around or is_within:
                 candidates.append((path == named, len(named.parts), variable))
     return max(candidates)[2] if candidates else None

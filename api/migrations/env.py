@@ -9,7 +9,9 @@ from shared.database.tables.schema import METADATA
 ADVISORY_LOCK = 0x6D656E73  # "mens"
 LOCK_SECONDS = 15
 
-database = Database(context.config.attributes["database_url"])
+database = Database(
+    context.config.attributes["database_url"], has_limits=False
+)  # an index of a large table takes minutes
 
 
 def stop_minding_references(connection: Connection) -> None:
@@ -34,7 +36,7 @@ with database.engine.connect() as connection:
     with context.begin_transaction():
         if not database.is_sqlite:
             connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"))
-            connection.execute(text("SET LOCAL statement_timeout = 0"))  # an index of a large table takes minutes
+            connection.execute(text("SET LOCAL statement_timeout = 0"))  # the server may have one of its own
             connection.execute(text(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})"))
         context.run_migrations()
         if database.is_sqlite:

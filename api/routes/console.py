@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response, status
 from api.errors import error_response
 from api.web.console_files import HEADERS, UNDER_THE_DIGEST, ConsoleFile, console_files
 from api.web.etags import is_known
+from api.web.response_headers import accepts_gzip
 from shared.errors import Code, NotFound
 
 router = APIRouter(tags=["console"], default_response_class=Response)
@@ -62,6 +63,6 @@ async def console_file(digest: str, path: str, request: Request) -> Response:
 def _response(file: ConsoleFile, request: Request, headers: dict[str, str]) -> Response:
     """Return the response with a file, compressed if the caller takes it."""
     headers = HEADERS | headers | {"Vary": "Accept-Encoding"}
-    if "gzip" in request.headers.get("accept-encoding", ""):
+    if accepts_gzip(request.headers.get("accept-encoding", "")):
         return Response(file.compressed, media_type=file.media_type, headers={**headers, "Content-Encoding": "gzip"})
     return Response(file.body, media_type=file.media_type, headers=headers)

@@ -19,6 +19,7 @@ from api.services import ServicesDep
 from api.web.auth import CallerDep
 from api.web.etags import is_known
 from api.web.params import Id
+from api.web.response_headers import accepts_gzip
 from api.web.tenant_view import TenantViewDep
 from shared.database.lists.job_series import SeriesExtent, read_extent, read_series
 from shared.hashing import digest_json
@@ -100,7 +101,7 @@ async def job_metrics(
 
     def answer(text: str, media_type: str) -> Response:
         body = text.encode()
-        if "gzip" in request.headers.get("accept-encoding", ""):
+        if accepts_gzip(request.headers.get("accept-encoding", "")):
             # Numbers in text shrink to less than half, which is also what is held until a slow client has read it.
             body = gzip.compress(body, GZIP_LEVEL, mtime=0)
             return Response(body, media_type=media_type, headers=headers | {"Content-Encoding": "gzip"})

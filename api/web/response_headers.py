@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 
@@ -67,3 +68,10 @@ async def _limits(scope: Scope) -> Mapping[str, str]:
         except TooMany:  # the request already has its answer
             pass
     return {name: value for name, value in state.get(LIMIT_HEADERS, {}).items() if name.startswith("x-ratelimit-")}
+
+
+def accepts_gzip(value: str) -> bool:
+    """Return whether a value of Accept-Encoding permits gzip: it is listed, and not with the quality 0."""
+    codings = (coding.partition(";") for coding in value.lower().split(","))
+    qualities = {name.strip(): parameters.replace(" ", "") for name, _, parameters in codings}
+    return "gzip" in qualities and not re.fullmatch(r"q=0(\.0*)?", qualities["gzip"])

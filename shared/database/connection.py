@@ -50,11 +50,14 @@ min (`tcp_user_timeout` is in milliseconds).
 class Database:
     """Sessions of one database.
 
+    Args:
+        has_limits: whether a PostgreSQL statement has the time limits of this module; a migration may take hours.
+
     Attributes:
         after_write: called in the thread that wrote, after each transaction of `write()` that was not rolled back.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, has_limits: bool = True) -> None:
         self.after_write: list[Callable[[], None]] = []
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
@@ -75,7 +78,9 @@ class Database:
                 connect_args=SERVER_OPTIONS,
                 json_serializer=to_json,
             )
-            event.listen(self.engine, "connect", _limit_waits)
+            if has_limits:
+                # First: SQLAlchemy's own questions to a new connection would have no limit.
+                event.listen(self.engine, "connect", _limit_waits, insert=True)
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -174,12 +179,13 @@ def database_errors() -> Iterator[None]:
 
 
 def _limit_waits(connection: Any, _record: Any) -> None:
+    # First: a pooler accepts connections while the server behind it hangs.
+    connection.wait = partial(_wait, connection, connection.wait)
     # Not as options of the connection, which poolers such as PgBouncer refuse.
     with connection.cursor() as cursor:
         cursor.execute(f"SET lock_timeout = {LOCK_SECONDS * 1000:.0f}")
         cursor.execute(f"SET statement_timeout = {STATEMENT_SECONDS * 1000:.0f}")
     connection.commit()
-    connection.wait = partial(_wait, connection, connection.wait)
 
 
 def _wait(connection: Any, wait: Callable[..., Any], answer: Any, **options: Any) -> Any:

@@ -196,6 +196,7 @@ def test_setting_to_blame_for_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
     home.mkdir()
     for variable, path in (
         ("MENS_HOME", home), ("MENS_CATALOG_PATH", tmp_path), ("MENS_RUNS_DIR", file), ("MENS_SIGNING_KEY", tmp_path / "no/such/key.pem"),
+        ("MENS_PREPARED_DIR", tmp_path / ("x" * 300)),
     ):  # fmt: skip
         monkeypatch.setenv(variable, str(path))
     found = {
@@ -204,5 +205,6 @@ def test_setting_to_blame_for_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
         tmp_path / "no": "MENS_SIGNING_KEY",  # a folder of it is missing
         home / "rows.jsonl": None,  # a sound folder is not to blame for somebody's file in it
         tmp_path.parent: None,  # nor for one around it
+        tmp_path / ("x" * 300) / "y": "MENS_PREPARED_DIR",  # a name that no file system has
     }
     assert {path: setting_of(path) for path in found} == found

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from api.web.request_body import MODEL_PATHS
+from api.web.response_headers import accepts_gzip
 from shared.database.records import new_id
 from shared.database.tenancy import KeyLimits, Role
 
@@ -63,3 +64,18 @@ def test_other_answers_have_none(app: FastAPI, client: TestClient) -> None:
     assert post(app, client, "/v1/jobs", json={})[1:] == [[], []]
     assert post(app, client, "/v1/completions", headers={"Authorization": "Bearer x"})[1:] == [[], []]
     assert "x-ratelimit-limit-requests" not in client.get("/v1/completions").headers
+
+
+@pytest.mark.parametrize(
+    ("value", "accepted"),
+    [
+        ("gzip", True),
+        ("br, GZIP;q=0.5", True),
+        ("gzip; q=0", False),
+        ("gzip;q=0.00, br", False),
+        ("x-gzip-like", False),
+        ("", False),
+    ],
+)
+def test_gzip_is_accepted_where_it_is_listed_with_a_quality(value: str, accepted: bool) -> None:
+    assert accepts_gzip(value) is accepted

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -207,6 +208,36 @@ def test_server_that_hangs_is_unavailable_within_seconds(
     finally:
         database.close()
         postgres_server.give_back(url)
+
+
+@pytest.mark.postgres
+def test_statements_of_a_migration_have_no_limit(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "STATEMENT_SECONDS", 0.1)
+    url = postgres_server.fresh_url()
+    limited, unlimited = Database(url), Database(url, has_limits=False)
+    try:
+        with pytest.raises(Unavailable), limited.read() as session:
+            session.execute(text("SELECT pg_sleep(1)"))
+        with unlimited.read() as session:
+            session.execute(text("SELECT pg_sleep(0.5)"))
+    finally:
+        limited.close()
+        unlimited.close()
+        postgres_server.give_back(url)
+
+
+def test_questions_to_a_new_connection_have_the_limit_already() -> None:
+    """A pooler accepts connections while the server behind it hangs."""
+    new = MagicMock()
+    unlimited = new.wait
+    new.cursor.return_value.__enter__.return_value.execute.side_effect = lambda _: waits.append(new.wait)
+    waits: list[object] = []
+    connection._limit_waits(new, None)
+    assert waits
+    assert unlimited not in waits
 
 
 def test_ping_of_a_running_database(database: Database) -> None:
