@@ -86,14 +86,18 @@ def forgotten(normed: Tensor, total: Tensor, norm: Any) -> saved_tensors_hooks:
     total = total.detach()
 
     def pack(saved: Tensor) -> Tensor | Callable[[], Tensor]:
-        is_norm = saved.untyped_storage()._cdata == memory and saved.shape == normed_shape  # noqa: SLF001
+        # Not by its memory alone: a transpose or a part of the norm is kept as it is.
+        is_norm = saved.untyped_storage()._cdata == memory and layout_of(saved) == layout  # noqa: SLF001
         return again if is_norm else saved
 
     @torch.no_grad()
     def again() -> Tensor:
         return norm(total)  # type: ignore[no-any-return]
 
-    normed_shape = normed.shape
+    def layout_of(tensor: Tensor) -> tuple[object, ...]:
+        return tensor.shape, tensor.stride(), tensor.storage_offset()
+
+    layout = layout_of(normed)
     return saved_tensors_hooks(pack, lambda packed: packed() if callable(packed) else packed)
 
 
