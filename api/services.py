@@ -227,7 +227,7 @@ def make_services(
         file_reports=FileReports(),
         identity_provider=IdentityProvider(settings) if settings.oidc_issuer else None,
         row_turns=TenantTurns("rows of files"),
-        curve_turns=TenantTurns("curves of runs"),
+        curve_turns=TenantTurns("curves or costs"),
         gateway=Gateway(
             limiter=limiter or make_limiter(settings.broker_url, settings.tenant_limits),
             lookup=lookup,

@@ -55,6 +55,10 @@ class WorkerMachine(BaseModel):
     disk_bytes: int | None = None
     disk_free_bytes: int | None = None
 
+    def for_tenants(self) -> WorkerMachine:
+        """Return what jobs are planned for, without what only operators may know: worker names, releases and disks."""
+        return self.model_copy(update=dict.fromkeys(("fault", "release", "disk_bytes", "disk_free_bytes")))
+
 
 class _Entry(BaseModel):
     """A report and its time, by Valkey's clock."""

@@ -93,7 +93,10 @@ class RollBack(BaseModel):
 
 def expected_version(
     if_match: Annotated[
-        str | None, Header(description="ETag of the alias as last read; if the alias has moved since, it is refused.")
+        str | None,
+        Header(
+            description="ETag of the alias as last read, or its version alone; if the alias has moved since, it is refused."
+        ),
     ] = None,
 ) -> int | None:
     """Return the version in If-Match; None if any version will do.

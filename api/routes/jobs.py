@@ -268,9 +268,13 @@ def capabilities(services: ServicesDep) -> CapabilityMatrix:
 
 
 @router.get("/workers")
-def list_workers(services: ServicesDep, _view: TenantViewDep) -> WholeList[WorkerMachine]:
-    """The machines of the workers that live, as they report them: what a job can be planned for."""
-    return WholeList(data=services.workers.machines())
+def list_workers(services: ServicesDep, caller: CallerDep) -> WholeList[WorkerMachine]:
+    """The machines of the workers that live, as they report them: what a job can be planned for.
+
+    `fault`, `release` and the sizes of disks are for operators; for other callers they are null.
+    """
+    machines = services.workers.machines()
+    return WholeList(data=machines if caller.is_operator else [machine.for_tenants() for machine in machines])
 
 
 @router.get("/estimates/accuracy")

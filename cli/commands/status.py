@@ -62,6 +62,8 @@ def _print_faults(workers: list[dict[str, Any]]) -> None:
     for worker in workers:
         if fault := worker.get("fault"):
             typer.echo(fault, err=True)
+        elif code := worker.get("fault_code"):  # only operators get the sentence
+            typer.echo(f"{code}: a worker takes no job.", err=True)
         if fault := worker.get("gpu_fault"):
             typer.echo(f"{Code.GPU_UNUSABLE}: {fault}", err=True)
 

@@ -109,7 +109,7 @@ class Jobs:
                     tenant=self._tenant,
                     state=str(JobState.QUEUED),
                     created_at=now,
-                    created_by=_key_name(),
+                    created_by=current_actor().key_name,
                     queued_at=now,
                     changed_at=now,
                     progress={},
@@ -415,12 +415,6 @@ def add_events(session: Session, row: JobRow, now: datetime, *events: NewEvent) 
 def _event_values(row: JobRow, event: NewEvent, now: datetime) -> dict[str, Any]:
     message = storable(event.message)[:MAX_MESSAGE_CHARS]
     return {"job_id": row.id, "created_at": now, **event.model_dump(exclude={"message"}), "message": message}
-
-
-def _key_name() -> str | None:
-    """Return the name of the key whose request this is; None for what an installation does by itself."""
-    actor = current_actor()
-    return actor.name if actor.kind == "key" else None
 
 
 def _unknown(job_id: str) -> NotFound:

@@ -77,8 +77,8 @@ class Key(Value):
     def actor(self, address: str) -> AuditActor:
         """Return the actor of a request with this key, from the client's address."""
         if self.subject is None:
-            return AuditActor("key", self.id, self.name, address)
-        return AuditActor("person", self.id, f"{self.name} ({self.subject})"[:MAX_ACTOR], address)
+            return AuditActor("key", self.id, self.name, address, self.name)
+        return AuditActor("person", self.id, f"{self.name} ({self.subject})"[:MAX_ACTOR], address, self.name)
 
 
 class KeyChange(KeyLimits):

@@ -60,6 +60,9 @@ def test_lost_items_are_found_on_later_pages_and_shown_as_text(
     eval_id, run_id = evaluated
     path = f"/v1/evals/{eval_id}/runs/{run_id}/output_items"
     (item, *_) = installation.call("GET", path)["data"]
+    run = installation.call("GET", f"/v1/evals/{eval_id}/runs/{run_id}")
+    # A criterion's name that every object has, and of which the other model has no results.
+    run["mens"] |= {"criteria": {"constructor": {"passed": 1}}, "incumbent_criteria": {}}
 
     def made(number: int, text: str, mine: str, other: str) -> dict[str, Any]:
         sample = item["sample"] | {"output": [{"role": "assistant", "content": text}]}
@@ -78,10 +81,13 @@ def test_lost_items_are_found_on_later_pages_and_shown_as_text(
     with visitor.visit(state, hash_="#/jobs") as (page, _):
         page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
         page.route(f"**{path}?*", answer)
+        page.route(f"**/v1/evals/{eval_id}/runs/{run_id}", lambda route: route.fulfill(json=run))
         page.goto(f"{visitor.url}/#/evals/{eval_id}/{run_id}?show=lost")
         articles = page.get_by_role("article")
         articles.nth(len(HOSTILE) - 1).wait_for()
         assert articles.count() == len(HOSTILE)
+        assert "of the other" not in page.get_by_role("region", name="Result").inner_text()
+        assert page.get_by_role("region", name="Result").get_by_text("constructor", exact=True).is_visible()
         assert HOSTILE[0] in (articles.nth(0).text_content() or "")
         assert "\\u202egnp.exe" in (articles.nth(3).text_content() or "")
         assert page.locator("main img, main script").count() == 0

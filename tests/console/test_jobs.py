@@ -36,7 +36,7 @@ def test_job_goes_from_the_queue_to_its_end_without_a_reload(
 def test_filters_are_in_the_address_and_back_leaves_them(
     visitor: Visitor, state: StorageState, tuned: dict[str, Any], failed: dict[str, Any]
 ) -> None:
-    with visitor.visit(state) as (page, _):
+    with visitor.visit(state) as (page, watch):
         tabs = page.get_by_role("navigation", name="State").get_by_role("link")
         tabs.filter(has_text=re.compile(r"^failed [1-9]")).wait_for()
         assert tabs.filter(has_text="paused").text_content() == "paused 0"
@@ -51,6 +51,8 @@ def test_filters_are_in_the_address_and_back_leaves_them(
         page.keyboard.type("no such job")
         page.get_by_role("heading", name="No job fits these filters").wait_for()
         assert "q=no+such+job" in page.url
+        assert tabs.filter(has_text="paused").text_content() == "paused", "nothing is counted by a text"
+        assert not [one.url for one in watch.requests if "jobs:count" in one.url and "q=" in one.url]
 
 
 def test_keyboard_alone_opens_a_job(visitor: Visitor, state: StorageState, tuned: dict[str, Any]) -> None:

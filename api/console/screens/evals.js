@@ -127,7 +127,7 @@ function Items({ id, run }) {
     <div class="stack"><section class="card" aria-label="Result"><header><h2>Result</h2>${h(Badge, { state: data.mens.state, stage: data.mens.stage })}</header><dl class="facts">
       ${mine && h(Fact, { name: "Model", value: model(mine.name) })}${other && h(Fact, { name: "Against", value: model(other.name) })}
       ${h(Fact, { name: "Passed", value: `${whole(data.result_counts.passed)} of ${whole(data.result_counts.total)}`, hint: data.result_counts.errored ? `${whole(data.result_counts.errored)} errors` : "" })}
-      ${Object.entries(/** @type {Record<string, any>} */ (data.mens.criteria)).map(([name, total]) => h(Fact, { key: name, name: plain(name, 60), value: `${whole(total.passed)} passed`, hint: data.mens.incumbent_criteria[name] ? `${whole(data.mens.incumbent_criteria[name].passed)} of the other` : "" }))}
+      ${Object.entries(/** @type {Record<string, any>} */ (data.mens.criteria)).map(([name, total]) => h(Fact, { key: name, name: plain(name, 60), value: `${whole(total.passed)} passed`, hint: Object.hasOwn(data.mens.incumbent_criteria, name) ? `${whole(data.mens.incumbent_criteria[name].passed)} of the other` : "" }))}
       ${h(Fact, { name: "Made", value: exact(data.created_at * 1000) })}</dl></section>
     <nav class="tabs" aria-label="Which items">${filters.map(([name, title]) => html`<a key=${name} href=${to(["evals", id, run], { show: name })} aria-current=${kind === name ? "page" : undefined}>${title}</a>`)}</nav>
     ${list.error && h(Failure, { error: list.error, retry: list.more })}

@@ -148,13 +148,14 @@ function announce(changed) {
 
 /**
  * Numbers of jobs by state, with the filters of the list; counted again when a job has changed its state, at most every ten seconds.
+ * With a text to find they are not counted: that would read every job.
  * @param {URLSearchParams} parameters
  * @returns {Record<string, number>} without what is not known
  */
 function useCounts(parameters) {
   const filters = new URLSearchParams(parameters);
   for (const name of ["view", "limit", "state"]) filters.delete(name);
-  const { data, reload } = useObject(`/v1/jobs:count?${new URLSearchParams({ group_by: "state", ...Object.fromEntries(filters) })}`);
+  const { data, reload } = useObject(filters.has("q") ? null : `/v1/jobs:count?${new URLSearchParams({ group_by: "state", ...Object.fromEntries(filters) })}`);
   useEffect(() => {
     const pace = paced(reload, 10_000);
     const stop = onChanges((changes) => changes.some(({ event }) => ["job", "poll", "reset"].includes(event)) && pace.ask());

@@ -10,7 +10,6 @@ from datetime import UTC, date, datetime
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Query, Response
-from fastapi.concurrency import run_in_threadpool
 from pydantic import BeforeValidator
 
 from api.errors import ErrorAnswer, declared
@@ -115,11 +114,11 @@ async def costs(
     if not caller.role.includes(Role.ADMIN):
         payer = Payer(caller.tenant, caller.key.id, caller.key.name)
     reader = Costs(services.database, services.settings.prices)
-    if not is_csv:
-        lines = await run_in_threadpool(reader.lines, payer, period, groups, after=after, limit=limit)
-        return page_of(lines, limit)
 
-    def read() -> Response:
+    def read_page() -> Page[CostLine]:
+        return page_of(reader.lines(payer, period, groups, after=after, limit=limit), limit)
+
+    def read_table() -> Response:
         lines = reader.lines(payer, period, groups, limit=MOST_CSV_LINES)
         if len(lines) > MOST_CSV_LINES:
             raise InvalidRequest(
@@ -130,7 +129,8 @@ async def costs(
             )
         return Response(_as_csv(groups, lines), media_type=CSV, headers={"Vary": "Accept"})
 
-    return await services.curve_turns.run(caller.tenant, read)
+    # Each page adds up the whole period, as the table does.
+    return await services.curve_turns.run(caller.tenant, read_table if is_csv else read_page)
 
 
 def _as_csv(groups: Iterable[CostGroup], lines: Iterable[CostLine]) -> str:

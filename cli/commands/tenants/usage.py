@@ -23,7 +23,6 @@ COLUMNS = {"day": ("day",), "key": ("key_name", "key_id"), "model": ("model",)}
 FIGURES = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 COST_COLUMNS = {"day": "day", "tenant": "tenant", "key": "key_name", "base": "base"}
 COST_FIGURES = ("attempts", "gpu_minutes", *FIGURES)
-COSTS_PAGE = 100
 KEY_ID = r"key-[0-9a-z]{26}"
 FIRST_DAY = "0001-01-01"
 
@@ -96,7 +95,7 @@ def usage(
 def _print_costs(first: str | None, last: str | None, by: str, tenant: str | None, as_json: bool) -> None:
     parameters = {"from": first, "to": last, "group_by": by}
     query = {name: value for name, value in parameters.items() if value is not None}
-    lines = list(_read_lines(query, tenant, "/v1/usage/costs", COSTS_PAGE))
+    lines = list(_read_lines(query, tenant, "/v1/usage/costs"))
     if not lines:
         note(_describe_empty(query, []))
     if as_json:
@@ -153,13 +152,11 @@ def _describe_empty(query: dict[str, str], models: list[str]) -> str:
     return f"No usage{of}{by}{since}{until}{'' if since or until else ' in the last 30 days'}."
 
 
-def _read_lines(
-    query: dict[str, str], tenant: str | None, path: str = "/v1/usage", limit: int = PAGE
-) -> Iterator[dict[str, Any]]:
+def _read_lines(query: dict[str, str], tenant: str | None, path: str = "/v1/usage") -> Iterator[dict[str, Any]]:
     """Yield the lines of all pages of a query."""
     more, after = True, dict[str, str]()
     while more:
-        page = call("GET", path, tenant, params={**query, **after, "limit": limit})
+        page = call("GET", path, tenant, params={**query, **after, "limit": PAGE})
         yield from page["data"]
         more = page["has_more"]
         after = {"after": page["data"][-1]["id"]} if more else {}

@@ -22,12 +22,14 @@ class AuditActor(NamedTuple):
         id: of the key or the job; empty for others.
         name: the key's name, a person's name and subject, the job's id, a command's ``user@host``, a process's ``host:pid``.
         address: client address of a request; the proxy's, if one is in between.
+        key_name: the name of the request's key, which for a person is the person's; None: no request's.
     """
 
     kind: ActorKind
     id: str
     name: str
     address: str | None = None
+    key_name: str | None = None
 
     @classmethod
     def of_command(cls) -> AuditActor:

@@ -118,7 +118,8 @@ class Costs:
         query = select(*columns, *sums, func.sum(used.c.gpu_seconds).label("gpu_seconds"))
         if after is not None and groups:
             parts = tuple(unquote(part) for part in after.split(","))
-            if len(parts) != len(groups):
+            # PostgreSQL rejects strings with a NUL character.
+            if len(parts) != len(groups) or any("\0" in part for part in parts):
                 raise InvalidRequest(
                     Code.REQUEST_INVALID, f"{after!r} is not an id of a line of this grouping.", param="after"
                 )

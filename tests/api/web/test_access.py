@@ -21,6 +21,7 @@ from api.inference import lookup_cache
 from api.main import create_app
 from api.services import make_services
 from shared.database.tenancy import SHARED, visible_to
+from shared.worker_registry import WorkerMachine
 from tests.api.web.access_matrix import (
     ADAPTER,
     ALIAS,
@@ -212,7 +213,7 @@ NO_LISTS = {
     "GET /v1/tenants",  # tests/api/routes/tenants/test_overview.py
     "GET /v1/events",  # tests/api/polling/test_job_changes.py
     "GET /v1/audit",  # tests/api/routes/tenants/test_audit.py
-    "GET /v1/workers",  # machines: they belong to no tenant
+    "GET /v1/workers",  # machines belong to no tenant; below
     "GET /v1/estimates/accuracy",  # tests/shared/database/test_tenants.py
     "GET /v1/jobs:count",  # tests/shared/database/lists/test_state_counts.py
     "GET /v1/usage/costs",
@@ -240,6 +241,29 @@ def test_lists_contain_the_visible_objects(route: str, client: TestClient, insta
         listed = {entry[field] for entry in entries(response.json())}
         seen = (asker.tenant,) if kind in (KEY, WEBHOOK) else visible_to(asker.tenant)
         assert {tenant for tenant, thing in things.items() if thing in listed} == set(seen), asker.name
+
+
+def test_only_operators_see_the_installation_behind_a_workers_machine(
+    client: TestClient, app: FastAPI, installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = WorkerMachine(
+        device="cpu",
+        cores=8,
+        fault="gpu-7:12 takes no job: its disk is full.",
+        fault_code="STORAGE_FULL",
+        release="0.1.0",
+        disk_bytes=100,
+        disk_free_bytes=0,
+    )
+    monkeypatch.setattr(app.state.services.workers, "machines", lambda: [machine])
+    concealed = dict.fromkeys(("fault", "release", "disk_bytes", "disk_free_bytes"))
+    for asker in installation.askers:
+        response = client.get("/v1/workers", headers=asker.headers)
+        if asker.refused:
+            assert response.status_code in (401, 403)
+            continue
+        expected = machine.model_dump() | ({} if asker.is_operator else concealed)
+        assert response.json()["data"] == [expected], asker.name
 
 
 def entries(body: Any) -> list[dict[str, Any]]:

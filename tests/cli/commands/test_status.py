@@ -42,6 +42,16 @@ def test_workers_name_a_gpu_that_cannot_be_used(installation: CliInstallation, m
     assert f"GPU_UNUSABLE: {fault}" in installation.mens("status", "--workers")
 
 
+def test_fault_without_its_sentence_is_told_by_its_code(
+    installation: CliInstallation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty = WorkerMachine(device="cpu", fault="gpu-7:12 takes no job: its disk is full.", fault_code="STORAGE_FULL")
+    monkeypatch.setattr(installation.services.workers, "machines", lambda: [faulty])
+    assert installation.mens("status").splitlines()[-1] == faulty.fault
+    installation.become("carol", tenant="acme")
+    assert installation.mens("status").splitlines()[-1] == "STORAGE_FULL: a worker takes no job."
+
+
 def test_status_shows_workers_and_jobs(installation: CliInstallation) -> None:
     first, *rest = installation.mens("status").splitlines()
     assert (first, rest) == ("1 worker, 2 GPUs", [])

@@ -7,10 +7,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from anyio import CapacityLimiter
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
+from api.data_view import tenant_turns
 from api.settings import ApiSettings
 from shared.database.keys import Key
 from shared.database.tenancy import KeyLimits, Role
@@ -184,6 +186,14 @@ def test_costs_as_a_table_calculate_nothing(anonymous: TestClient, app: FastAPI)
         "key_name,base,attempts,gpu_minutes,requests,prompt_tokens,cached_tokens,completion_tokens,gpu_cost,token_cost,currency\n"
         '"\'=HYPERLINK(""x"")",tiny,0,0.0,1,10,4,2,,,\n'
     )
+
+
+def test_costs_wait_for_their_turn(app: FastAPI, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenant_turns, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(app.state.services.curve_turns, "_all", CapacityLimiter(0))
+    for accept in ("application/json", "text/csv"):
+        refused = client.get("/v1/usage/costs", headers={"Accept": accept})
+        assert (refused.status_code, refused.json()["error"]["mens"]["code"]) == (429, "CONCURRENCY_LIMITED")
 
 
 @pytest.mark.parametrize(

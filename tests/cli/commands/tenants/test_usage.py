@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from cli.client import connection
 from cli.commands.tenants import usage
 from shared.database.deletions import Deletions
 from shared.database.tenancy import SHARED, Role
@@ -132,8 +134,19 @@ def test_operator_reads_usage_of_a_tenant(mens: Command, installation: CliInstal
 
 def test_all_pages_are_read(mens: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = mens(*PERIOD)
+    costs = mens(*PERIOD, "--costs")
+    limits = []
+
+    def call(*words: str | None, params: dict[str, Any]) -> Any:
+        limits.append(params["limit"])
+        return connection.call(*words, params=params)
+
+    monkeypatch.setattr(usage, "call", call)
+    assert mens(*PERIOD, "--costs") == costs
+    assert limits == [1000], "each page adds up the whole period again, so they are as long as the API allows"
     monkeypatch.setattr(usage, "PAGE", 1)
     assert mens(*PERIOD) == whole
+    assert mens(*PERIOD, "--costs") == costs
 
 
 def test_json(mens: Command) -> None:

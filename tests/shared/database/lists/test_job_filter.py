@@ -49,7 +49,7 @@ def test_list_by_alias_of_a_training_or_an_import(jobs: Jobs) -> None:
 
 def test_job_names_the_key_that_submitted_it(jobs: Jobs) -> None:
     submit(jobs, name="by itself")
-    with acting(AuditActor("key", "key-a", "alice")):
+    with acting(AuditActor("key", "key-a", "alice", key_name="alice")):
         submit(jobs, name="asked for")
     [job] = of(jobs, created_by="alice")
     assert (job.name, job.created_by) == ("asked for", "alice")

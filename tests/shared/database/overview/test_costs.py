@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from shared.database.audit.actors import AuditActor, acting
+from shared.database.audit.actors import acting
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
@@ -29,15 +29,18 @@ def today(clock: Clock) -> date:
 
 @pytest.fixture
 def used(database: Database, jobs: Jobs, leases: Leases, clock: Clock, today: date) -> None:
-    """Two jobs of different tenants, one of which made an adapter; requests to it and to its base; one job that runs."""
+    """Two jobs of different tenants, one of which made an adapter; requests to it and to its base; one job that runs.
+
+    Alice is a person who signs in at an identity provider, Bob a key.
+    """
     keys = Keys(database)
     alice, _ = keys.create("alice", "acme")
     bob, _ = keys.create("bob, =1+1", "other")
-    with acting(AuditActor("key", alice.id, alice.name)):
+    with acting(alice.model_copy(update={"subject": "00u1"}).actor("::1")):
         lease = claimed(jobs.of("acme"), leases, base_model="tiny")
         clock.advance(120)
         leases.finish(lease, {}, adapters=[new_adapter("demo@1")])
-    with acting(AuditActor("key", bob.id, bob.name)):
+    with acting(bob.actor("::1")):
         lease = claimed(jobs.of("other"), leases, base_model="large")
         clock.advance(60)
         leases.finish(lease, {})
@@ -86,8 +89,9 @@ def test_gpu_time_and_tokens_of_a_group_are_one_line(database: Database, today: 
     assert [(line.base, line.gpu_minutes, line.day) for line in by_base] == [("large", 1.0, None), ("tiny", 2.0, None)]
     [all_together] = costs.lines(EVERYONE, period, [])
     assert (all_together.id, all_together.attempts, all_together.gpu_minutes) == ("", 2, 3.0)
-    with pytest.raises(InvalidRequest):
-        costs.lines(EVERYONE, period, ["day", "key"], after="2026-01-01")
+    for wrong in ("2026-01-01", "2026-01-01,%00"):
+        with pytest.raises(InvalidRequest):
+            costs.lines(EVERYONE, period, ["day", "key"], after=wrong)
 
 
 @pytest.mark.usefixtures("used")
