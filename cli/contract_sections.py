@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from corpus.provenance import stated_terms
 from shared.contract.contracts import FineTuneContract
 from shared.contract.flat_keys import from_flat
+from shared.contract.sections import MAX_ANSWER_MODEL, MAX_ANSWER_MODELS
 from shared.errors import Code, ContractRejected
 
 Sections = dict[str, dict[str, Any]]
@@ -56,6 +58,29 @@ def lay_over(sections: Sections, overrides: Mapping[str, Mapping[str, Any]]) -> 
     """Override the sections' fields with the given ones (not None)."""
     for section, fields in overrides.items():
         sections.setdefault(section, {}).update({name: value for name, value in fields.items() if value is not None})
+
+
+def add_answer_models(sections: Sections, files: Iterable[Path]) -> None:
+    """Add the models of other servers that wrote rows of files, by the provenance of these, to the models that the contract names.
+
+    Entries that are too long are cut in the middle. Those that do not fit are counted in one entry; there stays room for one of a parent.
+    """
+    stated = sections.get("provenance", {}).get("answer_models") or []
+    if not isinstance(stated, list) or not all(isinstance(model, str) for model in stated):
+        return  # refused with the rest of the contract
+    models = sorted({_cut(model) for path in files for model in stated_terms(path)} - set(stated))
+    if not models:
+        return
+    room = MAX_ANSWER_MODELS - 1 - len(stated)
+    if len(models) > room:
+        kept = max(room - 1, 0)
+        models[kept:] = [f"{len(models) - kept} further models that the provenance of the rows names"]
+    lay_over(sections, {"provenance": {"answer_models": sorted({*stated, *models})}})
+
+
+def _cut(model: str) -> str:
+    half = MAX_ANSWER_MODEL // 2
+    return model if len(model) <= MAX_ANSWER_MODEL else f"{model[: half - 1]}…{model[-half:]}"
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -136,6 +136,9 @@ class _Build:
         yield action
         self.is_open = self.is_open or (self.dry_run and action.runs)
         if action.runs and not self.dry_run:
+            if isinstance(stage, Filtering):
+                # Times of files decide whether a stage runs; what it reads is compared by content.
+                stage = stage.with_content_digests()
             stage.run(self.work / target, key_of(stage))
             state.note(stage)
 
@@ -178,4 +181,4 @@ class _Build:
         reason = "done" if before.unchanged else "input changed" if before.output.is_file() else "new"
         yield StageAction("mix", not before.unchanged, reason)
         if not before.unchanged and not self.dry_run:
-            run_mix(mix, self.path, evals=self.evals, digest=self.digests.of)
+            run_mix(mix, self.path, evals=self.evals)

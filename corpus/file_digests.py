@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from corpus.shards import write_json
-from shared.hashing import digest_file
+from shared.hashing import digest_stream
 
 DigestOf = Callable[[Path], str]
-"""Returns SHA-256 of a file: :func:`digest_file`, or :meth:`FileDigests.of`."""
+"""Returns SHA-256 of a file: :func:`shared.hashing.digest_file`, or :meth:`FileDigests.of`."""
 QUIET_NANOSECONDS = 2_000_000_000
 """Age from which on a change of a file shows in its times; the clocks of file systems are coarse."""
 
@@ -42,29 +44,40 @@ class FileDigests:
         self._store = store
         try:
             self._known = msgspec.json.decode(store.read_bytes(), type=dict[str, KnownFile])
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             self._known = {}
         self._used: dict[str, KnownFile] = {}
 
     def of(self, path: Path) -> str:
         """Return SHA-256 of a file."""
-        name, now = str(path.resolve()), _state_of(path)
-        noted = self._used.get(name) or self._known.get(name)
-        if noted and (noted.size, noted.modified, noted.changed, noted.inode) == now:
-            self._used[name] = noted
-            return noted.sha256
-        sha256 = digest_file(path)
-        # A file that is being written, or was a moment ago, may change again without a trace in its times.
-        if _state_of(path) == now and time.time_ns() - max(now[1], now[2]) > QUIET_NANOSECONDS:
-            self._used[name] = KnownFile(*now, sha256)
+        name = _name_of(path.resolve())
+        # The state and the content are those of one opened file, also where the name gets another one meanwhile.
+        with path.open("rb") as file:
+            now = _state_of(file)
+            noted = self._used.get(name) or self._known.get(name)
+            if noted and (noted.size, noted.modified, noted.changed, noted.inode) == now:
+                self._used[name] = noted
+                return noted.sha256
+            sha256 = digest_stream(file)
+            # A file that is being written, or was a moment ago, may change again without a trace in its times.
+            if _state_of(file) == now and time.time_ns() - max(now[1], now[2]) > QUIET_NANOSECONDS:
+                self._used[name] = KnownFile(*now, sha256)
         return sha256
 
     def save(self) -> None:
-        """Write the digests of the files that were asked for, if they are others than before."""
-        if self._used != self._known:
-            write_json(self._store, self._used)
+        """Write the digests, without those of files that are missing, if they are others than before."""
+        # Of a path in a closed folder, `Path.exists` raises an error.
+        kept = {name: noted for name, noted in self._known.items() if os.path.exists(name)}  # noqa: PTH110
+        kept |= self._used
+        if kept != self._known:
+            write_json(self._store, kept)
 
 
-def _state_of(path: Path) -> tuple[int, int, int, int]:
-    status = path.stat()
+def _name_of(path: Path) -> str:
+    """Return the name of a file in the store; bytes that are not UTF-8 are escaped, because JSON has none."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def _state_of(file: BinaryIO) -> tuple[int, int, int, int]:
+    status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino

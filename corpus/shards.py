@@ -306,7 +306,7 @@ def read_index(folder: Path) -> ShardIndex | None:
     """Return the index of a finished stage; None if the folder does not have a complete output."""
     try:
         return msgspec.json.decode((folder / INDEX_NAME).read_bytes(), type=ShardIndex)
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

@@ -60,7 +60,7 @@ class BuildState:
         self._path = work / STATE_NAME
         try:
             self._stages = msgspec.json.decode(self._path.read_bytes(), type=dict[str, StageState])
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
             self._stages = {}
 
     def decide(self, stage: CorpusStage, folder: Path) -> StageAction:

@@ -18,7 +18,7 @@ from cli.client.parents import find_or_read_manifest
 from cli.client.remedies import with_file
 from cli.client.uploads import refuse_other_file, training_file
 from cli.commands.contract_flags import parse_flags
-from cli.contract_sections import Sections, lay_over, read_beside, read_sections
+from cli.contract_sections import Sections, add_answer_models, lay_over, read_beside, read_sections
 from cli.options import (
     ContinueFrom,
     MethodOption,
@@ -116,6 +116,7 @@ def plan(
         lay_over(sections, parse_flags(context.args))
         validation = validation or _named_file(sections, "validation_file", "--validation")
         replay = replay or _named_file(sections, "replay_file", "--replay")
+        add_answer_models(sections, [path for path in (file, replay) if path])
         named, memory = _device(device), int(vram_gb * GIB) if vram_gb else None
         origin = "--device" if named != Device.AUTO else "--vram-gb" if memory else ORIGIN
         machine = this_machine(named, vram_bytes=memory, origin=origin, limits=limits)

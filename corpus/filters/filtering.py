@@ -6,7 +6,7 @@ import hashlib
 import hmac
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from corpus.filters.row_filters import PersonalDataFilter, SecretFilter
 from corpus.keys import stage_mark
 from corpus.provenance import Provenance, forget_digests, parse_provenance, row_id
 from corpus.shards import MAX_SHARD_BYTES, ShardIndex, StageWriter, read_lines, require_same_row
-from corpus.sources import SourceFiles
+from corpus.sources import SourceFiles, find_files
 from corpus.verdicts import CorpusFilter
 from shared.datasets.row_validation import BYTE_ORDER_MARK
 from shared.datasets.rows import RowCode
@@ -66,6 +66,14 @@ class Filtering:
     @property
     def name(self) -> str:
         return f"{STAGE} {self.label}"
+
+    def with_content_digests(self) -> Filtering:
+        """Return the stage with the digests of its files as they are now.
+
+        Raises:
+            ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.
+        """
+        return replace(self, files=find_files(self.files.path) or self.files)
 
     def parameters(self) -> dict[str, Any]:
         """Return everything but the rows that changes the output."""

@@ -31,8 +31,8 @@ READ_SECONDS = 600.0
 MAX_RESPONSE_BYTES = 16 << 20
 OF_THE_REQUEST = frozenset({400, 413, 422})
 """Statuses by which only this request fails."""
-MAY_HAVE_COST = frozenset({408, 500, 502, 504})
-"""Statuses after which the model may have answered: the caller pays for what a gateway did not deliver."""
+MAY_HAVE_COST = frozenset({408, 500, 502, 504, *range(520, 525)})
+"""Statuses after which the model may have answered: the caller pays for what a gateway, here also Cloudflare's, did not deliver."""
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 REFUSED_AT_FIRST = 10
 """Number of refused requests before the first answer that ends the run: the prompts are not to blame then."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shared.checkers.answers import FENCE
+from shared.checkers.answers import fenced_blocks
 from shared.checkers.checker import Check, Diagnostic
 from shared.checkers.contained import ContainedCheckers
 from shared.datasets.rows import Record
@@ -47,27 +47,22 @@ def checked_codes(record: Record, languages: Sequence[str], checkers: ContainedC
 
 
 def codes_of(record: Record, languages: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield language and code of the last answer, and whether it is a fenced block: of each fence with a language, or of an answer that is only code."""
+    """Yield language and code of the last answer, and whether it is a fenced block: of each fence with a language, or of an answer that is only code.
+
+    With a single language, fences without a label are taken for it, unless another fence of the answer has a label: next to
+    labelled code they hold its output. A fence without an end is a block too, as graders read it: the answer was cut off.
+    """
     # Of a pair, the preferred answer: the rejected one may be as bad as it is.
     answer = next((turn.content for turn in reversed(record.conversation()) if turn.role == "assistant"), None) or ""
-    fences = list(_fences(answer))
-    yield from ((language, code, True) for language, code in fences if language in languages)
-    if not fences and record.response_mode == "code_only" and len(languages) == 1:
+    blocks = fenced_blocks(answer)
+    is_unlabelled = len(languages) == 1 and not any(block.language for block in blocks)
+    for block in blocks:
+        language = languages[0] if is_unlabelled else block.language
+        if language in languages:
+            yield language, block.code, True
+    if not blocks and record.response_mode == "code_only" and len(languages) == 1:
         yield languages[0], answer, False
 
 
 def _unreadable(check: Check) -> tuple[Diagnostic, ...]:
     return tuple(fault for fault in check.diagnostics if fault.code in _UNREADABLE)
-
-
-def _fences(answer: str) -> Iterator[tuple[str, str]]:
-    fence, language, code = "", "", list[str]()
-    for line in answer.split("\n"):
-        mark = FENCE.match(line)
-        if fence and mark and mark[1].startswith(fence) and not mark[2]:
-            yield language, "\n".join(code)
-            fence = ""
-        elif not fence and mark:
-            fence, language, code = mark[1], mark[2].lower(), []
-        elif fence:
-            code.append(line)

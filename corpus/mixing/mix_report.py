@@ -108,7 +108,7 @@ def read_report(path: Path) -> MixReport | None:
     """Return a report; None if it does not exist or is not one."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=MixReport)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

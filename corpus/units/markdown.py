@@ -6,7 +6,7 @@ import hashlib
 import re
 from dataclasses import dataclass, field
 
-from shared.checkers.answers import FENCE
+from shared.checkers.answers import FENCE, LANGUAGE_NAMES
 from shared.checkers.unit import Unit
 
 MIN_SECTION = 100
@@ -20,8 +20,6 @@ _EXCLUDED = re.compile(
     r"^(?:training_eligible:[ \t]*[\"']?(?:false|no|off)|status:[ \t]*[\"']?deprecated)[\"']?[ \t]*$",
     re.IGNORECASE | re.MULTILINE,
 )
-LANGUAGES = {"py": "python", "python3": "python", "sqlite": "sql", "sh": "bash", "shell": "bash", "yml": "yaml"}
-"""Other names of languages in fences."""
 
 
 def is_excluded(text: str) -> bool:
@@ -75,7 +73,7 @@ class _Document:
     def _end_block(self, number: int) -> None:
         code = "\n".join(self.block)
         first = number - len(self.block) - 1
-        language = LANGUAGES.get(self.language, self.language)
+        language = LANGUAGE_NAMES.get(self.language, self.language)
         if len(code.strip()) >= MIN_BLOCK and language and self.headings:
             # The paragraph above says what the block is.
             above = "\n".join(self.lines[: len(self.lines) - len(self.block) - 1])

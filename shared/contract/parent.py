@@ -17,6 +17,7 @@ class PlannedParent(ContractValue):
         base_digest: of the base that it was trained on, as in the catalogue.
         target_modules: last parts of its layers' names, sorted.
         quant_base: how its base was held; None where that is unknown.
+        answer_models: models of other servers whose answers it was trained on, as in ``provenance.answer_models``.
     """
 
     id: str
@@ -30,6 +31,7 @@ class PlannedParent(ContractValue):
     quant_base: HeldBase | None
     double_quant: bool = True
     template_arguments: TemplateArguments = {}
+    answer_models: tuple[str, ...] = ()
 
     def factor(self, adapter: AdapterSection) -> float:
         """Return the number that the parent's B is multiplied by, so that it means the same under the run's own alpha and rank."""

@@ -45,6 +45,8 @@ DEFAULT_MODEL_ID = "Qwen/Qwen3.5-4B"
 """The base model of a contract that names none."""
 MAX_CE_LAST_K = 64
 MAX_ALPHA = 4096
+MAX_ANSWER_MODELS, MAX_ANSWER_MODEL = 64, 400
+"""Entries of ``provenance.answer_models``, and characters of one."""
 
 
 class ModelSection(ContractValue):
@@ -69,8 +71,8 @@ class ProvenanceSection(ContractValue):
     attribution_required: StrictBool = False
     answer_models: (
         Annotated[
-            tuple[Annotated[str, StringConstraints(min_length=1, max_length=400)], ...],
-            Field(min_length=1, max_length=64),
+            tuple[Annotated[str, StringConstraints(min_length=1, max_length=MAX_ANSWER_MODEL)], ...],
+            Field(min_length=1, max_length=MAX_ANSWER_MODELS),
         ]
         | None
     ) = Field(

@@ -11,11 +11,12 @@ from shared.base_models.tensors import lora_modules
 from shared.contract.choices import BaseQuant
 from shared.contract.contracts import FineTuneContract
 from shared.contract.parent import PlannedParent
-from shared.contract.sections import MAX_ALPHA
+from shared.contract.sections import MAX_ALPHA, MAX_ANSWER_MODELS
 from shared.errors import Code, ContractRejected
 from shared.hashing import digest_json
 
 FIELD = "adapter.continue_from"
+ANSWER_MODELS = "provenance.answer_models"
 
 
 def planned_parent(manifest: AdapterManifest) -> PlannedParent:
@@ -33,6 +34,7 @@ def planned_parent(manifest: AdapterManifest) -> PlannedParent:
         quant_base=manifest.quant.base_quant if manifest.precision else None,
         double_quant=manifest.quant.double_quant,
         template_arguments=manifest.template_arguments or {},
+        answer_models=(manifest.provenance.answer_models if manifest.provenance else None) or (),
     )
 
 
@@ -75,6 +77,31 @@ def inherited_values(contract: FineTuneContract, parent: PlannedParent | None, c
     if parent.template_arguments:
         values["data.template_arguments"] = dict(parent.template_arguments)
     return values
+
+
+def with_answer_models(contract: FineTuneContract, parent: PlannedParent | None) -> FineTuneContract:
+    """Return the contract with the models whose answers the parent was trained on, in addition to its own; the same object if it has them.
+
+    Where they do not fit in the list, one entry refers to the parent's manifest.
+
+    Raises:
+        ContractRejected: ``CONTRACT_INVALID``: that entry does not fit either.
+    """
+    stated = contract.provenance.answer_models or ()
+    if parent is None or set(parent.answer_models) <= set(stated):
+        return contract
+    models = {*stated, *parent.answer_models}
+    if len(models) > MAX_ANSWER_MODELS:
+        models = {*stated, f"{len(parent.answer_models)} models that the manifest of {parent.id} names"}
+    if len(models) > MAX_ANSWER_MODELS:
+        raise ContractRejected(
+            Code.CONTRACT_INVALID,
+            f"{ANSWER_MODELS} has {len(stated)} entries, the most that it can have, and lacks one for the models of {parent.id}.",
+            remedy="Name several models in one entry.",
+            param=ANSWER_MODELS,
+        )
+    provenance = contract.provenance.model_copy(update={"answer_models": tuple(sorted(models))})
+    return contract.model_copy(update={"provenance": provenance})
 
 
 def check_shape(contract: FineTuneContract, parent: PlannedParent | None, config: ModelConfig) -> None:

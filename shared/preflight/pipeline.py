@@ -30,7 +30,14 @@ from shared.preflight.base_model import check_targets, preflight_model, read_mod
 from shared.preflight.base_precision import decide
 from shared.preflight.data_files import Findings, JobFiles, Kind, read_files
 from shared.preflight.estimate import estimate, largest_step
-from shared.preflight.parents import check_base, check_shape, describe_differences, inherited_values
+from shared.preflight.parents import (
+    ANSWER_MODELS,
+    check_base,
+    check_shape,
+    describe_differences,
+    inherited_values,
+    with_answer_models,
+)
 from shared.preflight.sequence_length import OpenLength, open_length
 from shared.preflight.servability import check_servable, check_served_weights, serving_notes
 from shared.preflight.types import Estimate, InputFile, JobRequest, Machine, PlannedDevice, Preflight
@@ -129,7 +136,7 @@ def preflight(
             update={"precision": "nf4", "reason": "the longest row does not fit in memory in full precision"}
         )
     resolution = resolve(rows=rows, measured=measured[precision.base_quant], open_base=precision.base_quant)
-    contract = findings.with_weights(resolution.contract)
+    contract = with_answer_models(findings.with_weights(resolution.contract), request.parent)
     if machine.limits:
         check_served_weights(contract, machine.limits)
     stack = model.middle.matched, model.middle.expected
@@ -172,7 +179,8 @@ def preflight(
         sources={
             path: "auto" if path in request.auto and source == "explicit" else source
             for path, source in resolution.sources.items()
-        },
+        }
+        | ({ANSWER_MODELS: "parent"} if contract.provenance != resolution.contract.provenance else {}),
         warnings=warnings,
         advice=advice,
         notes=list(

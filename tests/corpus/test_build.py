@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
-from corpus.build import build
+from corpus.build import DIGESTS_NAME, build
+from corpus.file_digests import FileDigests
 from corpus.provenance import read_provenance
 from corpus.recipe import read_recipe
-from corpus.shards import read_index
+from corpus.shards import StageWriter, read_index
 from shared.errors import Code, MensError
-from shared.hashing import digest_file
+from shared.hashing import digest_file, digest_stream
 from tests.support.killed_renames import each_kill
 
 CODE = '''
@@ -93,11 +95,11 @@ def test_stages_run_once_and_again_after_a_change_with_the_reason(tmp_path: Path
 def test_build_in_which_nothing_has_changed_reads_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
-    def noted(path: Path) -> str:
-        read.append(path.name)
-        return digest_file(path)
+    def noted(file: BinaryIO) -> str:
+        read.append(Path(file.name).name)
+        return digest_stream(file)
 
-    monkeypatch.setattr("corpus.file_digests.digest_file", noted)
+    monkeypatch.setattr("corpus.file_digests.digest_stream", noted)
     monkeypatch.setattr("corpus.file_digests.QUIET_NANOSECONDS", -1)
     (tmp_path / "a.jsonl").write_text('{"prompt": "q", "response": "a"}\n')
     recipe = tmp_path / "recipe.yaml"
@@ -205,6 +207,50 @@ def test_generated_rows_and_files_are_filtered_before_they_are_mixed(tmp_path: P
     (tmp_path / "people.rules").write_text("Ann Lee => <NAME>\n")
     assert actions(recipe) == done | dict.fromkeys(filters, "rule changed") | {"mix": "input changed"}
     assert (tmp_path / "train.jsonl").read_text().count("<NAME>") == 5
+
+
+@pytest.mark.parametrize("filters", ["", "filters: {secrets: true}\n"], ids=["mix", "filter"])
+def test_stage_that_runs_compares_what_it_reads_by_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filters: str
+) -> None:
+    """A shard with the times of the one before, as on a file system that lost a write, is found before its rows are used."""
+    monkeypatch.setattr("corpus.file_digests.QUIET_NANOSECONDS", -1)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(filters + "mix: {output: train.jsonl, sources: [{path: rows}]}\n")
+    row = b'{"prompt": "q", "response": "a"}'
+    with StageWriter(tmp_path / "rows", stage="x", key="k") as writer:
+        writer.write_line(row)
+    shard = tmp_path / "rows" / "part-00000.jsonl"
+    digests, before = FileDigests(tmp_path / "corpus" / DIGESTS_NAME), digest_file(shard)
+    shard.write_bytes(row.replace(b"q", b"Q") + b"\n")
+    monkeypatch.setattr("corpus.file_digests.digest_stream", lambda _file: before)
+    digests.of(shard)
+    digests.save()
+    with pytest.raises(MensError) as caught:
+        actions(recipe)
+    assert caught.value.code is Code.CORPUS_SHARD_CHANGED
+    assert not (tmp_path / "train.jsonl").exists()
+    assert not (tmp_path / "corpus" / "filtered").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("corpus/build.json", b'{"\xff": {}}'),
+        ("corpus/filtered/00/index.json", b'{"stage": "\xff"}'),
+        ("train.mix_report.json", b'{"config_path": "\xff"}'),
+    ],
+)
+def test_file_of_a_build_that_is_not_text_is_written_again(tmp_path: Path, name: str, content: bytes) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    (tmp_path / "a.jsonl").write_text('{"prompt": "q", "response": "a"}\n')
+    recipe.write_text("filters: {secrets: true}\nmix: {output: train.jsonl, sources: [{path: a.jsonl}]}\n")
+    actions(recipe)
+    path = tmp_path / name
+    path.write_bytes(content)
+    (tmp_path / "a.jsonl").write_text('{"prompt": "Q", "response": "a"}\n')
+    assert actions(recipe)["mix"] != "done"
+    assert b"\xff" not in path.read_bytes()
 
 
 def test_changed_file_of_rules_reads_the_table_again(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 
 from corpus.file_digests import FileDigests
-from shared.hashing import digest_file
+from shared.hashing import digest_file, digest_stream
 
 
 @pytest.fixture
@@ -17,11 +19,11 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that were read, in order."""
     found: list[Path] = []
 
-    def noted(path: Path) -> str:
-        found.append(path)
-        return digest_file(path)
+    def noted(file: BinaryIO) -> str:
+        found.append(Path(file.name))
+        return digest_stream(file)
 
-    monkeypatch.setattr("corpus.file_digests.digest_file", noted)
+    monkeypatch.setattr("corpus.file_digests.digest_stream", noted)
     return found
 
 
@@ -66,7 +68,7 @@ def test_a_file_that_was_just_written_is_not_trusted(tmp_path: Path, read: list[
     assert read == [path, path]
 
 
-def test_only_files_that_are_asked_for_are_kept_and_a_broken_store_is_none(
+def test_digests_stay_until_their_file_is_missing(
     tmp_path: Path, read: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("corpus.file_digests.QUIET_NANOSECONDS", -1)
@@ -75,6 +77,51 @@ def test_only_files_that_are_asked_for_are_kept_and_a_broken_store_is_none(
     asked(tmp_path, tmp_path / "a", tmp_path / "b")
     asked(tmp_path, tmp_path / "b")
     asked(tmp_path, tmp_path / "a")
-    assert [path.name for path in read] == ["a", "b", "a"]
-    (tmp_path / "digests.json").write_text('{"a": [1]}')
+    assert [path.name for path in read] == ["a", "b"]
+    (tmp_path / "a").unlink()
+    asked(tmp_path, tmp_path / "b")
+    assert list(json.loads((tmp_path / "digests.json").read_bytes())) == [str(tmp_path / "b")]
+
+
+@pytest.mark.parametrize("content", [b'{"a": [1]}', b'{"\xff": [1, 2, 3, 4, "a"]}', b"\xff"])
+def test_broken_store_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a").write_text("a")
+    (tmp_path / "digests.json").write_bytes(content)
     assert asked(tmp_path, tmp_path / "a") == [digest_file(tmp_path / "a")]
+
+
+def test_file_in_a_folder_whose_name_is_not_utf8_is_read_once(
+    tmp_path: Path, read: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("corpus.file_digests.QUIET_NANOSECONDS", -1)
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / "a").write_text("a")
+    assert asked(folder, folder / "a") == asked(folder, folder / "a")
+    assert len(read) == 1
+
+
+def test_state_is_that_of_the_file_that_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link may lead to another file for a moment."""
+    monkeypatch.setattr("corpus.file_digests.QUIET_NANOSECONDS", -1)
+    link, opened = tmp_path / "link", Path.open
+    for name in "ab":
+        (tmp_path / name).write_text(name)
+
+    def lead_to(name: str) -> None:
+        link.unlink(missing_ok=True)
+        link.symlink_to(name)
+
+    def open_other(self: Path, *options: Any, **more: Any) -> Any:
+        if self == link:
+            lead_to("b")
+        file = opened(self, *options, **more)
+        if self == link:
+            lead_to("a")
+        return file
+
+    lead_to("a")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", open_other)
+        asked(tmp_path, link)
+    assert asked(tmp_path, link) == [digest_file(tmp_path / "a")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -34,7 +33,7 @@ from cli.commands.corpus.table_options import (
 from cli.commands.jobs.descriptions import describe_expectation, describe_plan
 from cli.commands.jobs.job_arguments import JobJson, job_path
 from cli.commands.jobs.watch import watch_job
-from cli.contract_sections import lay_over, read_beside, read_sections
+from cli.contract_sections import add_answer_models, lay_over, read_beside, read_sections
 from cli.options import (
     ContinueFrom,
     MethodOption,
@@ -44,7 +43,6 @@ from cli.options import (
     parse_template_arguments,
 )
 from cli.output import counted, plain_console
-from corpus.provenance import stated_terms
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.choices import BaseQuant, DataMode
 from shared.contract.flat_keys import parse_contract
@@ -165,7 +163,7 @@ def train(
             domain or beside.get("domain"),
         )
         lay_over(sections, parse_flags(context.args))
-        lay_over(sections, _terms_of(files))
+        add_answer_models(sections, [path for path in (file, replay) if path])
         lay_over(sections, options)
         lay_over(sections, method_sections(method))
         lay_over(sections, {"data": {"template_arguments": parse_template_arguments(template_argument)}})
@@ -204,12 +202,6 @@ def train(
         watch_job(job["id"], as_json=as_json)
     elif as_json:
         console.print_json(data=job)
-
-
-def _terms_of(files: Mapping[str, Path]) -> dict[str, Any]:
-    """Return the part of a contract that names the models of other servers whose answers are trained on."""
-    models = {model for field, path in files.items() if field != "validation_file" for model in stated_terms(path)}
-    return {"provenance": {"answer_models": sorted(models)}} if models else {}
 
 
 def _training_file(context: typer.Context, file: Path | None, table: TableOptions, progress: Console) -> Path:

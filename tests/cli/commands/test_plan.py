@@ -323,13 +323,18 @@ def test_continue_takes_base_and_shape_from_an_adapters_folder(base: Path, rows:
     """Nothing is asked for: the folder of an exported adapter has all that is needed."""
     entry = BaseModelEntry(name="mine", source=LocalSource(path=str(base)), digests=digest_model_folder(base))
     save_catalog(tmp_path / "home" / "catalog.json", Catalog(bases=[entry, entry.model_copy(update={"name": "other"})]))
-    folder, manifest = tmp_path / "adapter", manifest_of(entry)
+    folder, manifest = tmp_path / "adapter", manifest_of(entry, provenance={"answer_models": ["of the parent"]})
     folder.mkdir()
     (folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
+    note = {"model": "large-2", "endpoint": "https://models.example.com", "terms": "permits_training"}
+    line = {"id": "i", "source": "s", "locator": {}, "generator": {"a": note}}
+    rows.with_suffix(".sources.jsonl").write_text(json.dumps(line) + "\n")
     plan = ["plan", str(rows), "--continue", str(folder)]
     found = json.loads(runner.invoke(app, [*plan, "--json"]).output)["plan"]
     assert (found["base"]["name"], found["parent"]["id"]) == ("mine", manifest.adapter_id)
     assert (found["contract"]["adapter"]["rank"], found["contract"]["adapter"]["alpha"]) == (8, 16)
+    models = ["large-2 (https://models.example.com): permits_training", "of the parent"]
+    assert found["contract"]["provenance"]["answer_models"] == models
     shown = " ".join(runner.invoke(app, plan).output.split())
     assert f"starts from {manifest.adapter_id[:32]}" in shown
     refused = runner.invoke(app, [*plan, "--rank", "4"])

@@ -177,6 +177,7 @@ def test_what_failed_requests_may_have_cost_is_not_forgotten(tmp_path: Path, mon
     budget = {"tokens": 2_000}
     with chat_server(lambda _: (status, {})) as server:
         for sent in (2, 4, 6):
+            status = {2: 504, 4: 520, 6: 524}[sent]
             recipe = write(tmp_path, rows=1, columns=[NUMBER, QUESTION, column], budget=budget)
             with pytest.raises(Unavailable):
                 run(recipe, server.url, tmp_path / "rows", concurrency=1)

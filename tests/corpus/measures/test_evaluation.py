@@ -107,6 +107,19 @@ gates:
     assert statuses(write(tmp_path, row("words", category="x")), policy)["eval_local"] == "missing_evidence"
 
 
+def test_answers_that_were_cut_off_do_not_pass(tmp_path: Path) -> None:
+    """They end within their block, which graders read to the end of the answer."""
+    policy = 'version: "1"\nruns: {mine: {eval: eval-1, file: file-1}}\ngates: {eval_local: {run: mine}}'
+    cut = GOOD[: GOOD.rindex("return")] + "return (b"
+    labels = ("```python", "```py", "```")
+    rows = [row(GOOD) for _ in range(20)] + [
+        row(cut.replace("```python", label)) for label in labels for _ in range(20)
+    ]
+    path = write(tmp_path, *rows)
+    assert evaluated(path).vox_parse_rate == 0.25
+    assert statuses(path, policy) == {"eval_local": "failed"}
+
+
 def test_policy_without_a_gate_on_files_is_refused(tmp_path: Path) -> None:
     found = measure_file(write(tmp_path, row(GOOD)), ("python",))
     with pytest.raises(InvalidRequest, match="eval_local") as raised:

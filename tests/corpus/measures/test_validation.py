@@ -44,6 +44,21 @@ def test_rows_are_divided_with_their_reasons_and_their_provenance(tmp_path: Path
     assert not inspect_file(out / VALIDATED_NAME).training.error_count
 
 
+def test_blocks_are_taken_by_other_names_of_a_language_and_without_a_name(tmp_path: Path) -> None:
+    rows = [
+        row("```py\n(\n```"),
+        row("```Python3\n(\n```"),
+        row("```\n(\n```"),
+        row("```python\nprint('(')\n```\nIt prints:\n```\n(\n```"),
+        row("```python\nprint("),
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(content) + "\n" for content in rows))
+    assert validate(path, tmp_path / "out", ["python"]).quarantined == {"NOT_COMPILING": 4}
+    # Of two languages nobody knows which one a block without a name has.
+    assert validate(path, tmp_path / "out", ["python", "sql"]).quarantined == {"NOT_COMPILING": 3}
+
+
 def test_without_a_language_only_rows_are_checked(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(row("```python\n(\n```")) + "\n{}\n")
     report = validate(tmp_path / "a.jsonl", tmp_path / "out", [])

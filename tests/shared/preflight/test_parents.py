@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
+from shared.contract.contracts import FineTuneContract
 from shared.contract.flat_keys import parse_contract
 from shared.errors import ContractRejected
 from shared.hashing import digest_file
-from shared.preflight.parents import planned_parent
+from shared.preflight.parents import planned_parent, with_answer_models
 from shared.preflight.pipeline import preflight
 from shared.preflight.types import InputFile, JobRequest, Machine, Preflight
 from tests.support.parents import MODULES, another, manifest_of
@@ -55,6 +56,35 @@ def test_open_fields_are_the_parents(check: Any) -> None:
     taken = ("adapter.rank", "adapter.alpha", "adapter.target_modules", "quant.double_quant")
     assert {found.sources[path] for path in taken} == {"parent"}
     assert not [note for note in found.notes if "first@" in note]
+
+
+def test_answer_models_of_the_parent_are_added_to_the_runs_own(check: Any, base: BaseModelEntry) -> None:
+    def models(parent: tuple[str, ...], *own: str) -> Preflight:
+        data = {"data": {"train_file": "f"}, "provenance": {"answer_models": own} if own else {}}
+        return check({"provenance": {"answer_models": parent}}, sections=data)
+
+    inherited, both = models(("b: yes", "c: yes")), models(("b: yes", "c: yes"), "a: yes", "b: yes")
+    assert inherited.plan.contract.provenance.answer_models == ("b: yes", "c: yes")
+    assert both.plan.contract.provenance.answer_models == ("a: yes", "b: yes", "c: yes")
+    assert {found.sources["provenance.answer_models"] for found in (inherited, both)} == {"parent"}
+    assert models(("a: yes",), "a: yes").sources["provenance.answer_models"] == "explicit"
+
+
+def test_answer_models_that_do_not_fit_are_those_of_the_parents_manifest(base: BaseModelEntry) -> None:
+    def contract(count: int) -> FineTuneContract:
+        own = [f"own {number}" for number in range(count)]
+        return parse_contract({"data": {"train_file": "f"}, "provenance": {"answer_models": own}})
+
+    parent = planned_parent(
+        manifest_of(base, provenance={"answer_models": [f"theirs {number}" for number in range(64)]})
+    )
+    whole = with_answer_models(contract(63), parent)
+    assert whole.provenance.answer_models
+    assert len(whole.provenance.answer_models) == 64
+    assert f"64 models that the manifest of {parent.id} names" in whole.provenance.answer_models
+    assert with_answer_models(whole, parent).provenance == whole.provenance, "a contract that is sent again"
+    with pytest.raises(ContractRejected, match="lacks one for the models of"):
+        with_answer_models(contract(64), parent)
 
 
 def test_a_parent_of_every_layer_leaves_the_modules_open(check: Any) -> None:

@@ -61,12 +61,14 @@ def test_terms_of_models_that_wrote_rows_are_in_the_contract(installation: CliIn
     written = [{"a": note}, {"a": note, "b": ours}, {"b": ours}, None]
     lines = ({"id": str(n), "source": "s", "locator": {}, "generator": one} for n, one in enumerate(written))
     sources.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    installation.mens(*train)
+    contract = Path(rows).with_name("contract.json")
+    contract.write_text(json.dumps({"provenance": {"answer_models": ["stated by hand"]}}))
+    installation.mens(*train, "--contract", str(contract))
     sources.write_text('{"terms": "of another program"}\n')
     installation.mens(*train)
     newer, job = send("GET", "/v1/jobs").json()["data"]
     said = ["large-2 (https://models.example.com/v1): permits_training"]
-    assert job["contract"]["provenance"]["answer_models"] == said
+    assert job["contract"]["provenance"]["answer_models"] == [*said, "stated by hand"]
     assert newer["contract"]["provenance"]["answer_models"] is None
 
 
