@@ -104,6 +104,7 @@ class Services:
     readiness: Readiness
     body_buffers: BodyBuffers
     failed_authentications: FailedAuthentications
+    begun_sign_ins: FailedAuthentications
     replicas: ReplicaPool
     replica_limits: ReplicaLimits
     gateway: Gateway
@@ -217,6 +218,7 @@ def make_services(
         readiness=Readiness(database.ping, workers.machines),
         body_buffers=BodyBuffers(settings.tenant_body_bytes),
         failed_authentications=FailedAuthentications(settings.failed_authentications_per_minute),
+        begun_sign_ins=FailedAuthentications(settings.failed_authentications_per_minute),
         replicas=replicas,
         replica_limits=replica_limits or ReplicaLimits(replicas.urls, key),
         sandboxes=sandboxes,

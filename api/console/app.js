@@ -2,7 +2,7 @@
 import { render } from "./vendor/preact.js";
 import { useEffect, useRef, useState } from "./vendor/preact-hooks.js";
 import "./vendor/signals.js";
-import { address, go, oneTimeCode, to } from "./lib/address.js";
+import { address, go, oneTimeCode, providerAnswer, to } from "./lib/address.js";
 import { caller, findCaller, signOut } from "./lib/client.js";
 import { clock, plain } from "./lib/format.js";
 import { connection, follow } from "./lib/stream.js";
@@ -108,6 +108,9 @@ function Console() {
     findCaller().catch(setError);
   };
   useEffect(ask, []);
+  useEffect(() => {
+    if (me) providerAnswer.value = null; // it must not count after they have signed out
+  }, [me]);
   if (error) return html`<main class="alone">${h(Failure, { error, retry: ask, what: "Mens cannot be reached." })}</main>`;
   if (me === undefined) return html`<main class="alone">${h(Loading, { rows: 3 })}</main>`;
   if (me === null || oneTimeCode.value) return h(SignIn, {});

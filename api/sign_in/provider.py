@@ -8,6 +8,7 @@ the provider has withdrawn or replaced needs no rule. No token of the provider i
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -33,6 +34,8 @@ MOST_BYTES = 256 << 10
 """Largest answer of the provider."""
 DISCOVERY_SECONDS, FAILURE_SECONDS = 300.0, 3.0
 """How long the provider's addresses are kept, and a failure to get them: strangers cause such requests."""
+SUBJECT_PATTERN = r"[\x20-\x7e]{1,255}"
+"""Name of a person at the provider, as OpenID Connect limits it, in one line: it stands in the audit log."""
 DISCOVERY = "/.well-known/openid-configuration"
 
 
@@ -49,6 +52,7 @@ class IdentityProvider:
         self._http = keyed_client(read_seconds=READ_SECONDS, connect_seconds=READ_SECONDS, connections=8)
         self._discovering = threading.Lock()
         self._found: tuple[float, dict[str, Any] | MensError] | None = None
+        self._last_metadata: dict[str, Any] = {}
 
     def close(self) -> None:
         """Close the connections."""
@@ -100,13 +104,17 @@ class IdentityProvider:
         return self._verified(token, keys if isinstance(keys, list) else [], pending.nonce)
 
     def end_session_url(self, return_to: str) -> str | None:
-        """Return the address at which the provider ends its own session; None if it has none, or does not answer now."""
+        """Return the address at which the provider ends its own session, as last found; None if it has none, or this process
+        has not found its addresses yet. Signing out does not wait for the provider, or for threads that do.
+        """
         from authlib.common.urls import add_params_to_uri
 
+        metadata = self._last_metadata
         with suppress(MensError):
-            if "end_session_endpoint" in self._metadata():
+            if "end_session_endpoint" in metadata:
                 parameters = {"client_id": self._client_id, "post_logout_redirect_uri": return_to}
-                return str(add_params_to_uri(self._address("end_session_endpoint"), list(parameters.items())))
+                address = self._safe_address(metadata, "end_session_endpoint")
+                return str(add_params_to_uri(address, list(parameters.items())))
         return None
 
     def _exchange(self, pending: PendingSignIn, code: str) -> dict[str, Any]:
@@ -159,7 +167,7 @@ class IdentityProvider:
         except (JoseError, ValueError, TypeError, KeyError, AttributeError) as error:
             # A stranger may have chosen the token's contents, so the message has the kind of fault only.
             raise _invalid(f"its ID token is not valid ({type(error).__name__}{_claim_of(error)})") from None
-        if not isinstance(claims["sub"], str) or not 0 < len(claims["sub"]) <= 255:
+        if not isinstance(claims["sub"], str) or not re.fullmatch(SUBJECT_PATTERN, claims["sub"]):
             raise _invalid("its ID token has no valid subject")
         return dict(claims)
 
@@ -179,12 +187,15 @@ class IdentityProvider:
             except MensError as error:
                 self._found = (time.monotonic(), error)
                 raise
-            self._found = (time.monotonic(), metadata)
+            self._found, self._last_metadata = (time.monotonic(), metadata), metadata
             return metadata
 
     def _address(self, name: str) -> str:
+        return self._safe_address(self._metadata(), name)
+
+    def _safe_address(self, metadata: Mapping[str, Any], name: str) -> str:
         """Return one of the provider's addresses: by HTTPS, as its issuer; plain HTTP only where the issuer is, on this machine."""
-        url = self._metadata().get(name)
+        url = metadata.get(name)
         parts = urlsplit(url) if isinstance(url, str) else None
         issuer = urlsplit(self._issuer)
         is_safe = parts is not None and (

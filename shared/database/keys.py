@@ -390,27 +390,35 @@ def add_person_key(session: Session, person: Person) -> Key:
     """Return a person's key in their tenant, added or with the present name and role, in the caller's transaction.
 
     Their keys in other tenants are revoked: the provider's groups no longer lead there. A revoked key is followed by a new one.
+    The key may have expired. Its rows are locked already (:func:`lock_person_keys`).
     """
-    # Rows before the count, as everywhere; and the count before the look-up, so that two first sign-ins at once make one key.
-    session.scalars(_person_keys(person.issuer, person.subject).with_for_update()).all()
+    # Before the look-up, so that two first sign-ins at once make one key.
     bump(session, "keys")
     revoke_person_keys(session, person.issuer, person.subject, kept_tenant=person.tenant)
     row = session.scalar(_person_keys(person.issuer, person.subject).where(KeyRow.tenant == person.tenant))
     name = _free_person_name(session, person, row.id if row else "")
     if row is None:
+        key_id = new_id("key")
         row = KeyRow(
-            id=new_id("key"),
+            id=key_id,
             name=name,
             tenant=person.tenant,
             role=str(person.role),
-            secret_sha256=_hash(secrets.token_urlsafe(32)),  # the secret is stored nowhere
+            secret_sha256=_no_secret(key_id),
             created_at=whole_milliseconds(datetime.now(UTC)),
             subject=person.subject,
             person_sha256=_person_hash(person.issuer, person.subject),
         )
         session.add(row)
     row.name, row.role = name, str(person.role)
+    # A process of an earlier release may have given it a secret, which would open the tenant without the provider.
+    row.secret_sha256, row.previous_secret_sha256, row.previous_secret_until = _no_secret(row.id), None, None
     return Key.model_validate(row)
+
+
+def lock_person_keys(session: Session, person: Person) -> list[str]:
+    """Lock a person's unrevoked keys until the caller's transaction ends; return their ids."""
+    return [row.id for row in session.scalars(_person_keys(person.issuer, person.subject).with_for_update())]
 
 
 def revoke_person_keys(session: Session, issuer: str, subject: str, *, kept_tenant: str | None = None) -> None:
@@ -422,6 +430,10 @@ def revoke_person_keys(session: Session, issuer: str, subject: str, *, kept_tena
 
 def _person_keys(issuer: str, subject: str) -> Select[KeyRow]:
     return select(KeyRow).where(KeyRow.person_sha256 == _person_hash(issuer, subject), KeyRow.revoked_at.is_(None))
+
+
+def _no_secret(key_id: str) -> str:
+    return f"no secret of {key_id}"  # which is the hash of nothing
 
 
 def _person_hash(issuer: str, subject: str) -> str:

@@ -20,7 +20,17 @@ from sqlalchemy.orm import Session
 from shared.database.audit.actors import AuditActor, act_as, acting
 from shared.database.change_counter import bump
 from shared.database.connection import Database, whole_milliseconds
-from shared.database.keys import MAX_ACTOR, AcceptedSecret, Key, Person, accepted, add_person_key, revoke_person_keys
+from shared.database.keys import (
+    MAX_ACTOR,
+    AcceptedSecret,
+    Key,
+    Person,
+    accepted,
+    add_person_key,
+    expired,
+    lock_person_keys,
+    revoke_person_keys,
+)
 from shared.database.records import Value, new_id
 from shared.database.tables.keys import KeyRow, PendingSignInRow, SignInCodeRow, SignInRow
 from shared.errors import Code, NotFound, Unauthenticated
@@ -94,6 +104,8 @@ class SignIns:
         with self._db.write() as session:
             # Accepted again, under the lock: the key may have been rotated or revoked since the request was let in.
             accepted_key = accepted(session, secret, self._db.now(session), lock=True)
+            if self._make_room(session, accepted_key.key.id):
+                bump(session, "keys")
             return self._add(session, accepted_key.key, challenge, accepted_key.until)
 
     def create_by_code(self, code: str, challenge: str, address: str) -> tuple[SignIn, str]:
@@ -114,6 +126,8 @@ class SignIns:
             session.execute(select(KeyRow.id).where(KeyRow.id == key.id).with_for_update())
             row, key_row = self._by_code(session, code)
             session.delete(row)
+            if self._make_room(session, key.id):
+                bump(session, "keys")
             # A replaced secret may have made the code.
             return self._add(session, Key.model_validate(key_row), challenge, key_row.previous_secret_until)
 
@@ -158,11 +172,20 @@ class SignIns:
             person: with their present name, tenant and role, which their key gets.
             challenge: SHA-256 of the page's token, in hex.
             address: the client's, for the audit log.
+
+        Raises:
+            Unauthenticated: ``KEY_EXPIRED``: an admin has set an end of the key, and it is over.
         """
         with acting(_person_actor(person.name, person.subject, address)), self._db.write() as session:
+            for key_id in lock_person_keys(session, person):
+                self._make_room(session, key_id)  # before the changes are counted
             key = add_person_key(session, person)
             act_as(key.actor(address))  # events are written at the end, and name the key too
-            return self._add(session, key, challenge, self._db.now(session) + PERSON_AGE)
+            now = self._db.now(session)
+            if key.expires_at is None or now < key.expires_at:
+                return self._add(session, key, challenge, now + PERSON_AGE)
+        # After the commit: what the person no longer has elsewhere stays revoked.
+        raise expired(key, key.expires_at)
 
     def end_person(self, issuer: str, subject: str, name: str, address: str) -> None:
         """End all sign-ins of a person who no longer has a role."""
@@ -251,15 +274,22 @@ class SignIns:
                 is_older = (SignInRow.id == sign_in_id, SignInRow.last_used_at < at)
                 session.execute(update(SignInRow).where(*is_older).values(last_used_at=at))
 
-    def _add(self, session: Session, key: Key, challenge: str, until: datetime | None) -> tuple[SignIn, str]:
-        # Its key is locked until the end, so that sign-ins of one key at once do not pass the limit together.
-        cookie, now = secrets.token_urlsafe(32), self._db.now(session)
-        latest = now + LONGEST_AGE
-        session.execute(delete(SignInRow).where(SignInRow.expires_at <= now))
-        query = select(SignInRow).where(SignInRow.key_id == key.id).order_by(SignInRow.last_used_at.desc())
+    def _make_room(self, session: Session, key_id: str) -> bool:
+        """Delete expired sign-ins, and those of a key that are too many for another one; return whether there were any of those.
+
+        The key is locked until the end, so that sign-ins of one key at once do not pass the limit together.
+        """
+        session.execute(delete(SignInRow).where(SignInRow.expires_at <= self._db.now(session)))
+        query = select(SignInRow).where(SignInRow.key_id == key_id).order_by(SignInRow.last_used_at.desc())
         surplus = list(session.scalars(query.offset(MOST_OF_A_KEY - 1)))
         for row in surplus:
             session.delete(row)
+        session.flush()
+        return bool(surplus)
+
+    def _add(self, session: Session, key: Key, challenge: str, until: datetime | None) -> tuple[SignIn, str]:
+        cookie, now = secrets.token_urlsafe(32), self._db.now(session)
+        latest = now + LONGEST_AGE
         row = SignInRow(
             id=new_id(SIGN_IN_ID),
             tenant=key.tenant,
@@ -272,8 +302,6 @@ class SignIns:
         )
         session.add(row)
         session.flush()
-        if surplus:
-            bump(session, "keys")
         return _sign_in(row, key.name), cookie
 
     def _by_halves(self, session: Session, halves: SignInHalves) -> tuple[SignInRow, KeyRow, datetime]:

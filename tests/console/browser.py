@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, StorageState
 
+from tests.system.fetched import axe
+
 CHROMIUM = shutil.which("chromium") or ""
 WIDE, PHONE = (1280, 900), (360, 780)
 TELL_VIOLATIONS = """
@@ -174,3 +176,15 @@ def ask(page: Page, method: str, path: str, body: Any = None) -> int:
         [method, path, None if body is None else json.dumps(body)],
     )
     return int(status)
+
+
+def findings(page: Page) -> list[str]:
+    """Findings of axe-core on a page; it comes by the debugging protocol, which the page's policy does not bind."""
+    if page.evaluate("typeof axe") == "undefined":
+        page.evaluate(axe().read_text())
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{one['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:300]}"
+        for one in found["violations"]
+        for node in one["nodes"]
+    ]

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from PIL import Image
 
-from tests.console.browser import PHONE, WIDE, Visitor
-from tests.system.fetched import axe
+from tests.console.browser import PHONE, WIDE, Visitor, findings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, StorageState
@@ -70,18 +69,6 @@ IN_THE_DOCS = {
     ("file-faulty", "light", WIDE): "console-data.png",
     ("file", "dark", PHONE): "console-data-phone.png",
 }
-
-
-def findings(page: Page) -> list[str]:
-    """Findings of axe-core on a page; it comes by the debugging protocol, which the page's policy does not bind."""
-    if page.evaluate("typeof axe") == "undefined":
-        page.evaluate(axe().read_text())
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    return [
-        f"{one['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:300]}"
-        for one in found["violations"]
-        for node in one["nodes"]
-    ]
 
 
 def draw(page: Page, path: Path) -> None:

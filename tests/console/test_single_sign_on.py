@@ -16,7 +16,7 @@ from api.services import make_services
 from api.settings import ApiSettings, SignInRule
 from cli.standalone.ports import free_port
 from shared.database.tenancy import Role
-from tests.console.browser import Visitor, need_chromium, routes_of, sign_in
+from tests.console.browser import Visitor, Watch, findings, need_chromium, routes_of, sign_in
 from tests.support.api_installation import application_of, settings_for
 from tests.support.api_server import make_server
 from tests.support.asgi_server import run_server
@@ -101,17 +101,23 @@ def test_person_signs_in_at_the_provider_and_out_again(company: Company) -> None
         page.get_by_label("API key").wait_for()
 
 
+def handed_in(watch: Watch) -> list[str]:
+    """Bodies of the provider's answers that a page has handed in."""
+    return [request.post_data or "" for request in watch.requests if request.url.endswith("/v1/sign_in/oidc/callback")]
+
+
 def test_answer_that_was_carried_to_another_browser_signs_nobody_in(company: Company) -> None:
-    with company.visitor.visit(friend=company.issuer, allowed=frozenset({401})) as (page, watch):
+    with company.visitor.visit(friend=company.issuer) as (page, watch):
         # So that the answer is not used up here: the browser that has begun forgets its half.
         page.add_init_script("sessionStorage.clear()")
         go_through(page, "alice")
         page.get_by_role("alert").get_by_text("SIGN_IN_STATE_INVALID").wait_for()
         (carried,) = (request.url for request in watch.requests if "/console/callback?" in request.url)
-    with company.visitor.visit(allowed=frozenset({401})) as (page, _):
+    with company.visitor.visit() as (page, other):
         page.goto(carried)
         page.get_by_role("alert").get_by_text("SIGN_IN_STATE_INVALID").wait_for()
         assert page.url == f"{company.visitor.url}/#/jobs"
+    assert not handed_in(watch) + handed_in(other)  # a page without its half sends nothing in place of it
 
 
 def test_person_without_a_role_is_told_whom_to_ask(company: Company) -> None:
@@ -122,10 +128,30 @@ def test_person_without_a_role_is_told_whom_to_ask(company: Company) -> None:
         assert "Ask an operator" in alert.locator("p").last.inner_text()
 
 
-def test_key_signs_in_while_the_provider_is_away(company: Company) -> None:
+def test_key_signs_in_while_the_provider_is_away_and_no_answer_counts_after_it(company: Company) -> None:
     """The last test: the provider does not come back."""
     company.provider.kill()
     company.provider.wait()
-    with company.visitor.visit(friend=company.issuer, allowed=frozenset({401})) as (page, _):
+    with company.visitor.visit(friend=company.issuer, allowed=frozenset({401})) as (page, watch):
         page.get_by_role("button", name=BUTTON).wait_for()
+        assert not findings(page)
         sign_in(page, company.key)
+        # An answer for who is signed in is dropped, and not handed in after they have signed out.
+        page.goto(f"{company.visitor.url}/console/callback?state=s&code=c")
+        page.get_by_role("navigation", name="Screens").wait_for()
+        page.evaluate("sessionStorage.setItem('mens.pending_sign_in', JSON.stringify({half: 'h'.repeat(64)}))")
+        # A late refusal of an earlier sign-in does not end the one of now.
+        page.route(lambda url: url.endswith("?late"), lambda route: route.fulfill(status=401, json={}))
+        kept = page.evaluate("""async () => {
+          const { call } = await import(document.querySelector("link[href$='/lib/client.js']").href);
+          const half = localStorage.getItem("mens.sign_in");
+          localStorage.setItem("mens.sign_in", "e".repeat(64));
+          const late = call("/v1/me?late").catch((error) => error.status);
+          localStorage.setItem("mens.sign_in", half);
+          return [await late, localStorage.getItem("mens.sign_in") === half];
+        }""")
+        assert kept == [401, True]
+        page.locator("details.menu summary").click()
+        page.get_by_role("button", name="Sign out").click()
+        page.get_by_role("button", name=BUTTON).wait_for()
+        assert not handed_in(watch)

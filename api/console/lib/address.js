@@ -13,7 +13,7 @@ export const address = computed(() => {
 /** Where the identity provider sends the browser back. */
 const CALLBACK = "/console/callback";
 
-/** The identity provider's answer, which is removed from the address at once. */
+/** The identity provider's answer, which is removed from the address at once. Who is signed in already needs none. */
 export const providerAnswer = signal(/** @type {Record<string, string> | null} */ (null));
 if (location.pathname === CALLBACK) {
   const told = new URLSearchParams(location.search);

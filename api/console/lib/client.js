@@ -46,7 +46,7 @@ export class ApiError extends Error {
 export async function send(path, options = {}) {
   // Own properties only: what somebody got onto Object.prototype is no part of a request.
   const { method = "GET", json, body, headers = {}, signal: abort, isNobodys = false } = Object.assign(/** @type {typeof options} */ (Object.create(null)), options);
-  const half = isNobodys ? null : localStorage.getItem(HALF);
+  const half = isNobodys ? null : storedHalf();
   /** @type {Record<string, string>} */
   const all = { ...(half ? { "X-Mens-Sign-In": half } : {}), ...headers };
   if (json !== undefined) all["Content-Type"] = "application/json";
@@ -71,6 +71,7 @@ export async function send(path, options = {}) {
  * @param {Parameters<typeof send>[1]} [options]
  */
 export async function succeed(path, options) {
+  const half = storedHalf(); // that the request carries
   const response = await send(path, options);
   if (response.ok || response.status === 304) return response;
   let error = {};
@@ -80,13 +81,21 @@ export async function succeed(path, options) {
   } catch {
     // Not of the API: a proxy's page.
   }
-  if (response.status === 401 && !options?.isNobodys) endSignIn();
+  if (response.status === 401 && !options?.isNobodys) endSignIn(half);
   throw new ApiError(response.status, error, response.headers.get("x-request-id"));
 }
 
-/** The API knows the sign-in no more: its key was revoked, or it expired. This tab and all others ask nothing further. */
-export function endSignIn() {
-  if (!caller.peek()) return;
+/** The page's half of the sign-in that there is now, in all tabs. */
+export function storedHalf() {
+  return localStorage.getItem(HALF);
+}
+
+/**
+ * The API knows a sign-in no more: its key was revoked, or it expired. This tab and all others ask nothing further.
+ * @param {string | null} half of the refused request; a sign-in that has begun since then goes on
+ */
+export function endSignIn(half) {
+  if (!caller.peek() || storedHalf() !== half) return;
   hasEnded.value = true;
   localStorage.removeItem(HALF);
   caller.value = null;
@@ -108,7 +117,8 @@ export async function call(path, options) {
  * @returns {Promise<void>}
  */
 export async function findCaller() {
-  if (!localStorage.getItem(HALF)) {
+  const half = storedHalf();
+  if (!half) {
     caller.value = null;
     return;
   }
@@ -116,7 +126,7 @@ export async function findCaller() {
     caller.value = await call("/v1/me");
   } catch (error) {
     if (!(error instanceof ApiError) || error.status !== 401) throw error;
-    caller.value = null;
+    if (storedHalf() === half) caller.value = null;
   }
 }
 
@@ -150,8 +160,16 @@ export async function goToProvider() {
  * @param {Record<string, string>} answer
  */
 export async function returnFromProvider(answer) {
-  const { half = "none", next = "" } = JSON.parse(sessionStorage.getItem(PENDING) || "{}");
+  const { half = "", next = "" } = JSON.parse(sessionStorage.getItem(PENDING) || "{}");
   sessionStorage.removeItem(PENDING);
+  if (!half) {
+    // Whoever made this address may know the half that fits it, and would get this browser to work in their name.
+    throw new ApiError(401, {
+      code: "SIGN_IN_STATE_INVALID",
+      message: "This answer of the identity provider fits no sign-in that began in this tab.",
+      remedy: "Begin again: press the button of single sign-on.",
+    }, null);
+  }
   if (next.startsWith("#/")) location.replace(next); // a part of this page, whatever it is
   await call("/v1/sign_in/oidc/callback", { method: "POST", isNobodys: true, json: answer, headers: { "X-Mens-Sign-In": half } });
   localStorage.setItem(HALF, half);

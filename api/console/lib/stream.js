@@ -6,7 +6,7 @@
  */
 import { signal } from "../vendor/signals.js";
 import { refresh } from "./cache.js";
-import { caller, endSignIn, send } from "./client.js";
+import { caller, endSignIn, send, storedHalf } from "./client.js";
 
 const HIDDEN_AFTER = 30_000;
 const SILENT_AFTER = 40_000; // the API sends a comment every 15 s
@@ -176,9 +176,10 @@ async function readStream(abort, cursor, tell) {
   const silent = new AbortController();
   const stopped = AbortSignal.any([abort, silent.signal]);
   addEventListener("offline", () => silent.abort(), { once: true, signal: stopped });
+  const half = storedHalf();
   const response = await send("/v1/events", { signal: stopped, headers: cursor ? { "Last-Event-ID": cursor } : {} });
   if (!response.ok || !response.body) {
-    if (response.status === 401) endSignIn();
+    if (response.status === 401) endSignIn(half);
     throw new Error(`The stream has status ${response.status}.`);
   }
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -80,8 +80,8 @@ class FailedAuthentications:
             wait = max(math.ceil((1 - allowance.left) * 60 / self._per_minute), 1)
             raise TooMany(
                 Code.AUTHENTICATION_THROTTLED,
-                "This address has sent too many requests with unknown keys.",
-                remedy=f"Check the key, then try again in {wait} s.",
+                "This address has sent too many unknown keys, or begun too many sign-ins.",
+                remedy=f"Check the key, if the request has one, then try again in {wait} s.",
                 details={"retry_after_seconds": wait},
             )
         allowance.left -= 1

@@ -83,7 +83,7 @@ class EndedSignIn(SignInNow):
 
     end_session_url: str | None = Field(
         None,
-        description="Address at which the identity provider ends its own session, after a sign-in through it; null: it has no such address.",
+        description="Address at which the identity provider ends its own session, after a sign-in through it; null: it has no such address, or this process has not found it yet.",
     )
 
 

@@ -26,6 +26,8 @@ from shared.errors import Code, Forbidden, InvalidRequest, NotFound
 
 CALLBACK = "/console/callback"
 """The page's address to which the provider sends the browser back."""
+SHORTEST_TOKEN = 43
+"""Characters of 256 random bits in base64. A page sends no word of its own in place of a token that it does not have."""
 router = APIRouter(prefix="/v1/sign_in/oidc", tags=["sign-in"])
 
 
@@ -62,8 +64,8 @@ class ProviderAnswer(BaseModel):
 async def begin_provider_sign_in(body: NewProviderSignIn, request: Request, services: ServicesDep) -> ProviderSignIn:
     """Begin to sign in through the identity provider. No key is needed."""
     provider = _provider(services, request)
-    # It counts as one guess, since strangers may begin as often as they like.
-    services.failed_authentications.count(address_of(request.scope))
+    # Strangers may begin too. Guessed keys are counted elsewhere, so that they do not block sign-ins.
+    services.begun_sign_ins.count(address_of(request.scope))
     pending = PendingSignIn(
         challenge=body.challenge,
         nonce=secrets.token_urlsafe(32),
@@ -86,7 +88,12 @@ async def finish_provider_sign_in(
     services: ServicesDep,
     token: Annotated[
         str,
-        Header(alias=SIGN_IN_HEADER, min_length=1, max_length=512, description="Token whose SHA-256 was `challenge`."),
+        Header(
+            alias=SIGN_IN_HEADER,
+            min_length=SHORTEST_TOKEN,
+            max_length=512,
+            description="Token whose SHA-256 was `challenge`.",
+        ),
     ],
 ) -> SignInNow:
     """Sign in with the identity provider's answer, once. The response sets a cookie, as that of `POST /v1/sign_ins`.

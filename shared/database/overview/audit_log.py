@@ -29,10 +29,12 @@ class AuditEvent(Value):
     created_at: datetime
     tenant: str = Field(description="The tenant that the object belongs to.")
     actor_kind: ActorKind = Field(
-        description="`key`: a request; `job`: an attempt at a job; `command`: a command on the machine of the database; `process`: a background process."
+        description="`key`: a request; `person`: a request of a person who has signed in through the identity provider; `job`: an attempt at a job; `command`: a command on the machine of the database; `process`: a background process."
     )
-    actor_id: str = Field(description="Id of the key or the job; empty for others.")
-    actor: str = Field(description="Name of the key, id of the job, `user@host` of a command, `host:pid` of a process.")
+    actor_id: str = Field(description="Id of the key, of the person's key or of the job; empty for others.")
+    actor: str = Field(
+        description="Name of the key, name and subject of the person, id of the job, `user@host` of a command, `host:pid` of a process."
+    )
     action: str = Field(description="Action: the object's type and a verb, e.g. `key.rotated`.")
     object_type: str
     object_id: str

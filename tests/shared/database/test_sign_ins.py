@@ -7,12 +7,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text, update
 
+from shared.database import sign_ins as sign_ins_module
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
 from shared.database.keys import Key, KeyChange, Keys, Person
+from shared.database.overview.audit_log import AuditFilter, AuditLog
 from shared.database.sign_ins import MOST_OF_A_KEY, PENDING_LIFE, PendingSignIn, SignIn, SignInHalves, SignIns
+from shared.database.tables.keys import KeyRow
 from shared.database.tenancy import Role
 from shared.errors import Code, MensError
 from tests.support.builders import at_once, snapshot
@@ -333,3 +336,52 @@ def test_revoked_person_gets_another_key_at_the_next_sign_in(sign_ins: SignIns, 
     assert code(sign_ins.accept, SignInHalves(cookie, TOKEN)) == Code.SIGN_IN_ENDED
     second, _ = sign_ins.create_for_person(ALICE, PENDING.challenge, "")
     assert second.key_id != first.key_id
+
+
+def test_person_whose_key_has_expired_is_told_and_loses_former_rights(
+    sign_ins: SignIns, keys: Keys, clock: Clock
+) -> None:
+    made, _ = sign_ins.create_for_person(ALICE, PENDING.challenge, "")
+    keys.change(made.key_id, KeyChange(expires_at=clock.now + timedelta(minutes=1)))
+    sign_ins.create_for_person(ALICE, PENDING.challenge, "")
+    clock.advance(60)
+    assert code(sign_ins.create_for_person, ALICE, PENDING.challenge, "") == Code.KEY_EXPIRED
+    viewer = ALICE._replace(role=Role.VIEWER)
+    assert code(sign_ins.create_for_person, viewer, PENDING.challenge, "") == Code.KEY_EXPIRED
+    assert keys.get(made.key_id, "acme").role == Role.VIEWER
+    assert len(sign_ins.list("acme")) == 2
+
+
+def test_secret_that_a_persons_key_got_elsewhere_ends_at_the_next_sign_in(
+    sign_ins: SignIns, keys: Keys, database: Database
+) -> None:
+    made, _ = sign_ins.create_for_person(ALICE, PENDING.challenge, "")
+    with database.write() as session:
+        later = sign_ins_module.LONGEST_AGE + made.created_at
+        secrets = {"secret_sha256": challenge_of("mens-a"), "previous_secret_sha256": challenge_of("mens-b")}
+        session.execute(update(KeyRow).values(previous_secret_until=later, **secrets))
+    assert keys.authenticate("mens-a") == keys.authenticate("mens-b")
+    for _ in range(2):
+        sign_ins.create_for_person(ALICE, PENDING.challenge, "")
+    for secret in ("mens-a", "mens-b"):
+        assert code(keys.authenticate, secret) == Code.KEY_INVALID
+    actions = [each.action for each in AuditLog(database).list(AuditFilter(action="key"))]
+    assert actions == ["key.rotated", "key.created"]  # a sign-in alone gives no new secret
+
+
+def test_persons_sign_ins_are_deleted_before_the_change_is_counted(
+    sign_ins: SignIns, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who ends a sign-in locks it and then counts, so the other order would let both wait for each other."""
+    monkeypatch.setattr(sign_ins_module, "MOST_OF_A_KEY", 1)
+    sign_ins.create_for_person(ALICE, PENDING.challenge, "")
+    sent: list[str] = []
+    event.listen(database.engine, "before_cursor_execute", lambda *call: sent.append(call[2]))
+    sign_ins.create_for_person(ALICE, PENDING.challenge, "")
+    words = [" ".join(statement.split()[:3]) for statement in sent]
+    counted, deletes = (
+        words.index("INSERT INTO changes"),
+        [i for i, one in enumerate(words) if one == "DELETE FROM sign_ins"],
+    )
+    assert len(deletes) == 2  # the expired ones, and the one that is too many
+    assert max(deletes) < counted

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import get_args
 
 import pytest
 
-from shared.database.audit.actors import AuditActor, acting
+from shared.database.audit.actors import ActorKind, AuditActor, acting
 from shared.database.connection import Database
 from shared.database.keys import Keys
-from shared.database.overview.audit_log import AuditFilter, AuditLog
+from shared.database.overview.audit_log import AuditEvent, AuditFilter, AuditLog
 from shared.database.tenancy import SHARED
 from shared.errors import Code, Conflict
 from tests.support.clock import Clock
@@ -26,6 +27,11 @@ def log(database: Database, keys: Keys, clock: Clock) -> AuditLog:
     clock.now += timedelta(minutes=1)
     keys.revoke(key.id)
     return AuditLog(database)
+
+
+def test_every_kind_of_actor_is_described() -> None:
+    description = AuditEvent.model_fields["actor_kind"].description or ""
+    assert all(f"`{kind}`: " in description for kind in get_args(ActorKind))
 
 
 def test_pages_go_both_ways_and_miss_nothing(log: AuditLog) -> None:
