@@ -34,9 +34,13 @@ NO_EVENT = {
     # Parts of what has an event when it is begun and when it is completed; a sample, which is sent once and forgotten.
     "POST /v1/uploads/{upload_id}/parts",
     "POST /v1/webhook_endpoints/{webhook_endpoint_id}/test",
+    # The begin of a sign-in, which the provider may refuse.
+    "POST /v1/sign_in/oidc",
 }
-APART = {"POST /v1/uploads/{upload_id}/complete"}
-"""The matrix repeats one, which changes nothing; `test_an_upload_leaves_its_events` has a first one."""
+APART = {"POST /v1/uploads/{upload_id}/complete", "POST /v1/sign_in/oidc/callback"}
+"""The matrix repeats the first, which changes nothing, and has no identity provider for the second. `test_an_upload_leaves_its_events` and
+`test_single_sign_on.py` have them.
+"""
 CHANGING = [route for route in MATRIX if not route.startswith("GET") and route not in NO_EVENT | APART]
 
 
