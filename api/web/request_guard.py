@@ -20,7 +20,7 @@ from api.services import Services
 from api.settings import ApiSettings
 from api.sign_in.cookies import halves_of
 from api.web.request_body import BodyRule, body_rule, limited_receive
-from shared.database.audit.actors import act_as
+from shared.database.audit.actors import AuditActor, act_as
 from shared.errors import Code, MensError, TooLarge, TooSlow, Unauthenticated
 from shared.observability.log_context import add_log_ids
 
@@ -63,7 +63,7 @@ class RequestGuard:
         key = authenticated.key
         scope.setdefault("state", {})[TENANT] = key.tenant
         add_log_ids(tenant=key.tenant)
-        act_as(key.actor(address_of(scope)))
+        act_as(AuditActor.of_key(key.id, key.name, key.subject, address_of(scope)))
         with services.body_buffers.of(key.tenant) as hold:
             return await self._respond(scope, receive, send, body_rule(settings, scope["path"]), hold)
 

@@ -14,7 +14,6 @@ from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, StringCo
 from sqlalchemy import Select, delete, or_, select, update
 from sqlalchemy.orm import Session
 
-from shared.database.audit.actors import AuditActor
 from shared.database.change_counter import bump
 from shared.database.connection import Database, whole_milliseconds
 from shared.database.job_states import JobState
@@ -35,8 +34,6 @@ from shared.errors import Code, Conflict, InvalidRequest, NotFound, Unauthentica
 
 KEY_PREFIX = "mens-"
 DAY_SECONDS = 86_400
-MAX_ACTOR = 320
-"""Characters of an actor in the audit log."""
 LONGEST_OVERLAP_SECONDS = 90 * DAY_SECONDS
 KEY_NAME_PATTERN = r"^[^\x00-\x1f\x7f]{1,64}$"
 KEY_NAME_RULE = "1 to 64 characters in one line"
@@ -73,12 +70,6 @@ class Key(Value):
     subject: str | None = Field(
         None, description="Name at the identity provider of the person who signs in there; null: a key with a secret."
     )
-
-    def actor(self, address: str) -> AuditActor:
-        """Return the actor of a request with this key, from the client's address."""
-        if self.subject is None:
-            return AuditActor("key", self.id, self.name, address, self.name)
-        return AuditActor("person", self.id, f"{self.name} ({self.subject})"[:MAX_ACTOR], address, self.name)
 
 
 class KeyChange(KeyLimits):

@@ -17,11 +17,10 @@ from typing import NamedTuple
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from shared.database.audit.actors import AuditActor, act_as, acting
+from shared.database.audit.actors import MAX_ACTOR, AuditActor, act_as, acting
 from shared.database.change_counter import bump
 from shared.database.connection import Database, whole_milliseconds
 from shared.database.keys import (
-    MAX_ACTOR,
     AcceptedSecret,
     Key,
     Person,
@@ -121,7 +120,7 @@ class SignIns:
         """
         with self._db.read() as session:  # a guess must not wait for the lock of writers
             key = Key.model_validate(self._by_code(session, code)[1])
-        with acting(key.actor(address)), self._db.write() as session:
+        with acting(AuditActor.of_key(key.id, key.name, key.subject, address)), self._db.write() as session:
             # The key's row is locked before those of its codes, as a rotation does it; so each code is used once.
             session.execute(select(KeyRow.id).where(KeyRow.id == key.id).with_for_update())
             row, key_row = self._by_code(session, code)
@@ -180,7 +179,9 @@ class SignIns:
             for key_id in lock_person_keys(session, person):
                 self._make_room(session, key_id)  # before the changes are counted
             key = add_person_key(session, person)
-            act_as(key.actor(address))  # events are written at the end, and name the key too
+            act_as(
+                AuditActor.of_key(key.id, key.name, key.subject, address)
+            )  # events are written at the end, and name the key too
             now = self._db.now(session)
             if key.expires_at is None or now < key.expires_at:
                 return self._add(session, key, challenge, now + PERSON_AGE)

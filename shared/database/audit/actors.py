@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 
 from shared.observability.log_context import current_ids
 
+MAX_ACTOR = 320
+"""Characters of an actor in the audit log."""
 ActorKind = Literal["key", "person", "job", "command", "process"]
 
 
@@ -30,6 +32,13 @@ class AuditActor(NamedTuple):
     name: str
     address: str | None = None
     key_name: str | None = None
+
+    @classmethod
+    def of_key(cls, key_id: str, name: str, subject: str | None, address: str) -> AuditActor:
+        """Return the actor of a request with a key; one with a subject stands for a person of the identity provider."""
+        if subject is None:
+            return cls("key", key_id, name, address, name)
+        return cls("person", key_id, f"{name} ({subject})"[:MAX_ACTOR], address, name)
 
     @classmethod
     def of_command(cls) -> AuditActor:

@@ -17,8 +17,17 @@ from shared.database.tenancy import Role
 from tests.support.api_installation import application, application_of, settings_for
 from tests.support.doubles import FakeJobQueue
 
-OPEN = {"/health": 200, "/ready": 200, "/": 200, "/console/{digest}/{path:path}": 404, "/v1/sign_in": 200}
-"""Statuses of the routes without a key; the last one has no file of that name."""
+OPEN = {
+    "/health": 200,
+    "/ready": 200,
+    "/": 200,
+    "/console/callback": 200,
+    "/console/{digest}/{path:path}": 404,
+    "/v1/sign_in": 200,
+    "/v1/sign_in/oidc": 422,
+    "/v1/sign_in/oidc/callback": 422,
+}
+"""Statuses of the routes without a key; one has no file of that name, and two get no body."""
 
 BY_CODE = ("POST", "/v1/sign_ins")
 """A route that takes a code in place of a key, and has none here."""

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from shared.database.audit.actors import acting
+from shared.database.audit.actors import AuditActor, acting
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
@@ -36,11 +36,11 @@ def used(database: Database, jobs: Jobs, leases: Leases, clock: Clock, today: da
     keys = Keys(database)
     alice, _ = keys.create("alice", "acme")
     bob, _ = keys.create("bob, =1+1", "other")
-    with acting(alice.model_copy(update={"subject": "00u1"}).actor("::1")):
+    with acting(AuditActor.of_key(alice.id, alice.name, "00u1", "::1")):
         lease = claimed(jobs.of("acme"), leases, base_model="tiny")
         clock.advance(120)
         leases.finish(lease, {}, adapters=[new_adapter("demo@1")])
-    with acting(bob.actor("::1")):
+    with acting(AuditActor.of_key(bob.id, bob.name, None, "::1")):
         lease = claimed(jobs.of("other"), leases, base_model="large")
         clock.advance(60)
         leases.finish(lease, {})
