@@ -437,6 +437,9 @@ def test_chart_and_compose_file_agree(chart: Chart, root: Path) -> None:
     bucket = {"s3": {"bucket": "mens", "endpoint": "http://s3:8333", "accessKeys": True}}
     values = {**MINIMAL, "storage": bucket}
     values["secret"] = {**MINIMAL["secret"], "s3AccessKeyId": "mens", "s3SecretAccessKey": "secret"}
+    # A chart names these settings only where they have values; compose cannot leave one out.
+    rules = [{"group": "ml", "tenant": "acme", "role": "trainer"}]
+    values["api"] = {"oidc": {"issuer": "https://id.example", "clientId": "mens", "rules": rules}}
     for name, pod in pods(chart.render(values)):
         if name == "test":  # `helm test` alone runs it
             continue
