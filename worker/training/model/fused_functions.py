@@ -144,7 +144,7 @@ def _all_thin(rows: Tensor, adapters: Sequence[ProjectionLora]) -> Tensor:
 
 
 def _outer(left: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:
-    """``oneᵀ other``, summed over tokens, straight into the dtype of a parameter."""
+    """``leftᵀ other``, summed over tokens, straight into the dtype of a parameter."""
     if left.dtype == dtype:
         return left.t() @ other
     if left.is_cuda:

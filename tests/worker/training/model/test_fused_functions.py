@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,14 +90,19 @@ def test_projections_of_one_input_are_what_they_are_alone(batch, inside, several
     assert_alike(gradients([ours[i] for i in used], wanted), gradients([theirs[i] for i in used], wanted))
 
 
-@given(batch_shapes, widths, widths, st.tuples(shapes, shapes, shapes), st.integers(0, 9))
-def test_swiglu_is_its_three_projections(batch, inside, inner, three, seed):
+def swiglu(x, frozen, scales, *lora, recomputes=False):
+    return SwiGlu.apply(x, frozen, scales, recomputes, *lora)
+
+
+@given(batch_shapes, widths, widths, st.tuples(shapes, shapes, shapes), st.integers(0, 9), st.booleans())
+def test_swiglu_is_its_three_projections(batch, inside, inner, three, seed, recomputes):
     torch.manual_seed(seed)
     gate, up, down = three
     wide = [Shape(inner, one.rank, one.bias, one.scale) for one in (gate, up)]
     frozen, scales, lora = (a + b for a, b in zip(make(inside, wide), make(inner, [down]), strict=True))
     x = torch.randn(*batch, inside, dtype=torch.float64, requires_grad=True)
-    ours, theirs = SwiGlu.apply(x, frozen, scales, *lora), swiglu_reference(x, frozen, scales, *lora)
+    ours = swiglu(x, frozen, scales, *lora, recomputes=recomputes)
+    theirs = swiglu_reference(x, frozen, scales, *lora)
     assert_alike([ours], [theirs])
     wanted = [x] + [one for one in lora if one is not None]
     assert_alike(gradients([ours], wanted), gradients([theirs], wanted))
@@ -109,12 +115,15 @@ def test_gradients_of_projections_are_those_of_finite_differences():
     assert torch.autograd.gradcheck(lambda x, *lora: SharedInput.apply(x, frozen, scales, *lora), (x, *lora))
 
 
-def test_gradients_of_swiglu_are_those_of_finite_differences():
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_gradients_of_swiglu_are_those_of_finite_differences(recomputes):
     torch.manual_seed(0)
     wide, narrow = make(5, [Shape(7, 2), Shape(7, 3, True)]), make(7, [Shape(5, 2, scale=0.5)])
     frozen, scales, lora = (a + b for a, b in zip(wide, narrow, strict=True))
     x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, *lora: SwiGlu.apply(x, frozen, scales, *lora), (x, *lora))
+    assert torch.autograd.gradcheck(
+        lambda x, *lora: swiglu(x, frozen, scales, *lora, recomputes=recomputes), (x, *lora)
+    )
 
 
 def test_tensors_need_not_be_contiguous():
@@ -122,7 +131,7 @@ def test_tensors_need_not_be_contiguous():
     wide, narrow = make(5, [Shape(7, 2), Shape(7, 3, True)]), make(7, [Shape(5, 2, scale=0.5)])
     frozen, scales, lora = (a + b for a, b in zip(wide, narrow, strict=True))
     x = torch.randn(5, 3, 2, dtype=torch.float64).transpose(0, 2).requires_grad_()
-    pairs = [(SwiGlu.apply, swiglu_reference), (SharedInput.apply, shared_reference)]
+    pairs = [(swiglu, swiglu_reference), (SharedInput.apply, shared_reference)]
     for (ours, theirs), count in zip(pairs, (3, 2), strict=True):
         arguments = x, frozen[:count], scales[:count], *lora[: 2 * count]
         results = [list(y) if isinstance(y, tuple | list) else [y] for y in (ours(*arguments), theirs(*arguments))]
@@ -165,7 +174,8 @@ def test_gradients_of_fp32_parameters_are_not_rounded_to_the_activations_dtype()
     assert down.grad.item() == up.grad.item() == 4097
 
 
-def test_swiglu_keeps_no_more_than_the_outputs_of_gate_and_up():
+@pytest.mark.parametrize(("recomputes", "wide_outputs"), [(False, 2), (True, 0)])
+def test_swiglu_keeps_no_more_than_the_outputs_of_gate_and_up(recomputes, wide_outputs):
     tokens, inside, inner, rank = 50, 8, 32, 2
     wide, narrow = make(inside, [Shape(inner, rank)] * 2), make(inner, [Shape(inside, rank)])
     frozen, scales, lora = (a + b for a, b in zip(wide, narrow, strict=True))
@@ -177,6 +187,6 @@ def test_swiglu_keeps_no_more_than_the_outputs_of_gate_and_up():
 
     x = torch.randn(tokens, inside, dtype=torch.float64, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        SwiGlu.apply(x, frozen, scales, *lora)
-    activations = tokens * (inside + 2 * inner + 3 * rank)
+        swiglu(x, frozen, scales, *lora, recomputes=recomputes)
+    activations = tokens * (inside + wide_outputs * inner + 3 * rank)
     assert sum(kept.values()) == activations + sum(one.numel() for one in lora)
