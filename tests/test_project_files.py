@@ -135,7 +135,7 @@ VALIDATORS = {
 
 
 def validators_that_are_classes(source: str) -> list[str]:
-    """Return what pydantic gets as a validator and is no function, as names of classes are written."""
+    """Return the validators that pydantic gets and that are classes, by their names."""
     return [
         f"{node.lineno}: {argument}"
         for node in ast.walk(ast.parse(source))

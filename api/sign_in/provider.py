@@ -223,7 +223,7 @@ class IdentityProvider:
         except httpx.RequestError as error:
             raise _unavailable(f"gives {describe_outcome(error)}") from None
         except httpx.InvalidURL:
-            raise _invalid("its discovery has an address that is none") from None
+            raise _invalid("its discovery has an invalid address") from None
         if not response.is_success:
             raise (_unavailable if is_temporary(response) else _invalid)(f"answers with {describe_outcome(response)}")
         try:

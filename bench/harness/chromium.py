@@ -61,7 +61,7 @@ class Traffic:
     """Requests of a page since it was last forgotten.
 
     Attributes:
-        calls: statuses and URLs of requests that went to a server; those that the browser's cache answered are none.
+        calls: statuses and URLs of requests that went to a server; not those that the browser's cache answered.
     """
 
     calls: list[str] = field(default_factory=list)

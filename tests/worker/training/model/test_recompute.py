@@ -1,4 +1,4 @@
-"""What is computed again in the backward pass is what would have been kept, to the bit."""
+"""Values that are computed again in the backward pass equal those that would have been kept, to the bit."""
 
 from __future__ import annotations
 
