@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from bench.acceptance.results import Goal, PartResult, run_part
 from bench.acceptance.timing import seconds_of
 from bench.training.counted_model import QWEN3_5, TINY_QWEN3_5
 from worker.training.model.delta_rule import gated_delta_rule
-from worker.training.model.linear_attention import flash_kernel
+from worker.training.model.kernels.flash_delta_rule import flash_scan, installed_kernel
 
 LINEAR = 1.1
 """Most growth of the time beyond that of the row."""
@@ -37,10 +38,10 @@ def inputs_of(tokens: int, device: str, dtype: torch.dtype) -> Inputs:
 
 
 def reference(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-    """Compute it as transformers does without flash-linear-attention."""
-    output: Tensor = torch_chunk_gated_delta_rule(query, key, value, g=decay, beta=beta, use_qk_l2norm_in_kernel=True)[
-        0
-    ]
+    """Compute it as transformers does without flash-linear-attention, also where that is installed."""
+    output: Tensor = unwrap(torch_chunk_gated_delta_rule)(
+        query, key, value, g=decay, beta=beta, use_qk_l2norm_in_kernel=True
+    )[0]
     return output
 
 
@@ -48,11 +49,10 @@ def flash(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor
     """Compute it by flash-linear-attention; on a CPU, which it does not support, by the trainer's own scan."""
     if not query.is_cuda:
         return gated_delta_rule(query, key, value, decay, beta)
-    kernel = flash_kernel()
+    kernel = installed_kernel()
     if kernel is None:
         sys.exit("flash-linear-attention is not installed")
-    output: Tensor = kernel(query, key, value, g=decay, beta=beta, use_qk_l2norm_in_kernel=True)[0]
-    return output
+    return flash_scan(kernel, query, key, value, decay, beta, None)
 
 
 SCANS: dict[str, Callable[..., Tensor]] = {"reference": reference, "own": gated_delta_rule, "fla": flash}

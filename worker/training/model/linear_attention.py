@@ -1,15 +1,13 @@
 """Layers of linear attention (Qwen3.5's gated delta net) that train on packed rows.
 
-Each layer gets a forward of its own; weights, names and LoRA stay as they are. Where flash-linear-attention can be
-imported and the layer is on a GPU, its kernel computes the delta rule; elsewhere `delta_rule.py` does. Generation with
-a cache uses transformers' forward.
+Each layer gets a forward of its own; weights, names and LoRA stay as they are. On a GPU on which flash-linear-attention is
+installed and agrees with it, that computes the delta rule in place of `delta_rule.py`. Generation with a cache uses
+transformers' forward.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from torch.nn.functional import silu, softplus
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 from worker.training.model.delta_rule import gated_delta_rule
+from worker.training.model.kernels.flash_delta_rule import flash_kernel, flash_scan
 
 
 def linear_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -34,17 +33,6 @@ def use_own_scan(model: torch.nn.Module) -> None:
 def keeps_documents_apart(model: torch.nn.Module) -> bool:
     """Return whether every layer of linear attention has that forward."""
     return all("forward" in vars(layer) for layer in linear_layers(model))
-
-
-@cache
-def flash_kernel() -> Callable[..., Any] | None:
-    """Return flash-linear-attention's chunked kernel; None where it cannot be imported."""
-    try:
-        module = importlib.import_module("fla.ops.gated_delta_rule")
-    except ImportError:
-        return None
-    kernel: Callable[..., Any] = module.chunk_gated_delta_rule
-    return kernel
 
 
 class DocumentScan:
@@ -91,13 +79,11 @@ class DocumentScan:
 
 
 def scan(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, boundaries: Tensor | None) -> Tensor:
-    """Compute the gated delta rule by flash-linear-attention on a GPU that has it, else by `gated_delta_rule`."""
-    kernel = flash_kernel() if query.is_cuda else None
+    """Compute the gated delta rule by flash-linear-attention on a GPU on which it agrees, else by `gated_delta_rule`."""
+    kernel = flash_kernel(query.device, query.shape[-1], value.shape[-1]) if query.is_cuda else None
     if kernel is None:
         return gated_delta_rule(query, key, value, decay, beta, boundaries)
-    output, _ = kernel(query, key, value, g=decay, beta=beta, use_qk_l2norm_in_kernel=True, cu_seqlens=boundaries)
-    result: Tensor = output
-    return result
+    return flash_scan(kernel, query, key, value, decay, beta, boundaries)
 
 
 def convolved(x: Tensor, weight: Tensor, boundaries: Tensor | None) -> Tensor:

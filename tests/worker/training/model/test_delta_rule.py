@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import unwrap
 from itertools import pairwise
 
 import pytest
@@ -27,7 +28,9 @@ def inputs(tokens: int, rows: int = 1, heads: int = 3, device: str = "cpu") -> l
 
 
 def reference(query, key, value, decay, beta):
-    return torch_chunk_gated_delta_rule(query, key, value, g=decay, beta=beta, use_qk_l2norm_in_kernel=True)[0]
+    # Transformers replaces it where flash-linear-attention is installed.
+    compute = unwrap(torch_chunk_gated_delta_rule)
+    return compute(query, key, value, g=decay, beta=beta, use_qk_l2norm_in_kernel=True)[0]
 
 
 def assert_equal(ours: torch.Tensor, theirs: torch.Tensor) -> None:
