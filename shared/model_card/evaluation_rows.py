@@ -10,13 +10,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from shared.model_card.general_questions import MAX_NEW_TOKENS as GENERAL_TOKENS
 from shared.model_card.general_questions import general_questions
-from shared.model_card.self_evaluation import GeneralAnswer, PairedMeasure, SampleAnswer
+from shared.model_card.self_evaluation import GeneralAnswer, PairedMeasure, PreferredAnswers, SampleAnswer
 from shared.statistics.paired import CONFIDENCE, PADDING
 from shared.statistics.resampling import bca_interval
 
@@ -121,6 +121,27 @@ def compare_accuracies(base: Sequence[RowScore], tuned: Sequence[RowScore]) -> P
         tuned=sum(new.correct for _, new in pairs) / targets,
         row_difference=sum(differences) / len(differences),
         interval=bca_interval([*differences, *PADDING], CONFIDENCE) if len(pairs) >= MIN_ROWS else None,
+    )
+
+
+def compare_preferences(
+    reference: Literal["base", "parent"], before: Sequence[bool], tuned: Sequence[bool]
+) -> PreferredAnswers:
+    """Compare on how many pairs the preferred answer is the likelier one.
+
+    Args:
+        reference: the model that is compared with.
+        before: of each pair, whether it is to that model.
+        tuned: the same to the tuned model.
+    """
+    scores = ([RowScore(0.0, float(is_ahead), 1.0, 1) for is_ahead in model] for model in (before, tuned))
+    measure = compare_accuracies(*scores)
+    return PreferredAnswers(
+        reference=reference,
+        pairs=len(before),
+        before=sum(before),
+        tuned=sum(tuned),
+        interval=measure and measure.interval,
     )
 
 

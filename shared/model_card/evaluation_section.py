@@ -62,9 +62,11 @@ def _measures(evaluation: SelfEvaluation) -> str:
         fewer = f" The served model was measured on the first {served.rows} of these rows."
     if evaluation.precision and not served:
         fewer = " It was not measured on served weights."
+    said = str(evaluation.preferred or "")
+    preferred = f"\n{said[:1].upper()}{said[1:]}.\n" if said else ""
     return (
         f"\nMeasured on {source}; {evaluation.tokens:,} supervised tokens, the same for both.{fewer}\n\n{table(rows, head)}\n"
-        f"{INTERVALS}\n"
+        f"{INTERVALS}\n{preferred}"
     )
 
 

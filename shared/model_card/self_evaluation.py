@@ -50,6 +50,25 @@ class PairedMeasure(EvaluationPart):
     )
 
 
+class PreferredAnswers(EvaluationPart):
+    """On how many pairs the preferred answer is the likelier one, by its mean log-probability per token."""
+
+    reference: Literal["base", "parent"] = Field(description="The model that the run started from.")
+    pairs: int
+    before: int = Field(description="Pairs in which it is the likelier one to that model.")
+    tuned: int = Field(description="Pairs in which it is to the tuned model.")
+    interval: tuple[float, float] | None = Field(
+        description="Interval of (tuned - before) / pairs; each end holds with 95 % confidence. Null if there are too few pairs."
+    )
+
+    def __str__(self) -> str:
+        """One line of plain text."""
+        return (
+            f"the preferred answer is the likelier one, per token, in {self.before} of {self.pairs} pairs to the {self.reference}"
+            f" and in {self.tuned} to the tuned model; "
+        ) + _change((self.tuned - self.before) / self.pairs, self.interval, 100.0, ".1f", " points", "")
+
+
 class SampleAnswer(EvaluationPart):
     """One row's answer by base and adapter, greedy, from the same token ids."""
 
@@ -115,6 +134,9 @@ class SelfEvaluation(EvaluationPart):
     tokens: int = Field(description="Supervised tokens of these rows.")
     loss: PairedMeasure | None = Field(description="Nats per supervised token; lower is better.")
     token_accuracy: PairedMeasure | None = Field(description="Share of supervised tokens that the arg-max predicts.")
+    preferred: PreferredAnswers | None = Field(
+        None, description="The same for pairs of answers; null for other rows, and in an earlier release's."
+    )
     precision: str | None = Field(
         None, description="How the trainer held the base: nf4, or the name of a type; null in an earlier release's."
     )
@@ -199,6 +221,8 @@ def summarize(evaluation: SelfEvaluation) -> list[str]:
     lines += _measures(trained, evaluation.loss, evaluation.token_accuracy)
     if evaluation.precision and not served:
         lines.append("not measured on served weights")
+    if evaluation.preferred:
+        lines.append(str(evaluation.preferred))
     lines += _answers(evaluation)
     return [*lines, *evaluation.notes, *(f"warning: {warning}" for warning in evaluation.warnings)]
 
@@ -207,16 +231,24 @@ def _measures(where: str, loss: PairedMeasure | None, accuracy: PairedMeasure | 
     lines = []
     if loss:
         lines.append(
-            f"{where}loss {loss.base:.4f} -> {loss.tuned:.4f} nats per token; {_change(loss, -1.0, '.4f', '')}"
+            f"{where}loss {loss.base:.4f} -> {loss.tuned:.4f} nats per token; "
+            + _change(loss.row_difference, loss.interval, -1.0, ".4f", "")
         )
     if accuracy:
         before, after = 100 * accuracy.base, 100 * accuracy.tuned
-        change = _change(accuracy, 100.0, ".1f", " points")
+        change = _change(accuracy.row_difference, accuracy.interval, 100.0, ".1f", " points")
         lines.append(f"{where}token accuracy {before:.1f} % -> {after:.1f} %; {change}")
     return lines
 
 
-def _change(measure: PairedMeasure, sign: float, form: str, unit: str) -> str:
+def _change(
+    difference: float,
+    interval: tuple[float, float] | None,
+    sign: float,
+    form: str,
+    unit: str,
+    where: str = " on an average row",
+) -> str:
     """Say in words how much better an average row is. Multiplying by ``sign`` makes higher better, and scales the
     value.
     """
@@ -224,17 +256,15 @@ def _change(measure: PairedMeasure, sign: float, form: str, unit: str) -> str:
     def amount(value: float) -> str:
         return f"{format(abs(value), form)}{unit}"
 
-    mean = sign * measure.row_difference
-    if measure.interval is None:
-        return f"{'better' if mean >= 0 else 'worse'} by {amount(mean)} on an average row (too few rows to be sure)"
-    low, high = sorted(sign * end for end in measure.interval)
+    mean = sign * difference
+    if interval is None:
+        return f"{'better' if mean >= 0 else 'worse'} by {amount(mean)}{where} (too few rows to be sure)"
+    low, high = sorted(sign * end for end in interval)
     if low <= 0 <= high:
-        return f"no clear difference: an average row is between {amount(low)} worse and {amount(high)} better"
+        return f"no clear difference: between {amount(low)} worse and {amount(high)} better{where}"
     near, far = sorted((abs(low), abs(high)))
     word = "better" if low > 0 else "worse"
-    return (
-        f"{word} by {amount(mean)} on an average row ({format(near, form)} to {amount(far)}; each end holds with 95 %)"
-    )
+    return f"{word} by {amount(mean)}{where} ({format(near, form)} to {amount(far)}; each end holds with 95 %)"
 
 
 def _answers(evaluation: SelfEvaluation) -> list[str]:

@@ -7,7 +7,13 @@ import re
 from markdown_it import MarkdownIt
 
 from shared.model_card.evaluation_section import evaluation_section
-from shared.model_card.self_evaluation import PairedMeasure, RowSource, SampleAnswer, SelfEvaluation
+from shared.model_card.self_evaluation import (
+    PairedMeasure,
+    PreferredAnswers,
+    RowSource,
+    SampleAnswer,
+    SelfEvaluation,
+)
 
 EVIL = "<script>alert(1)</script>\n# Heading\n[x](http://e)\n---\n```\n</code></pre> | a | `b`\n\n    **bold**"
 SAMPLE = SampleAnswer(
@@ -62,6 +68,16 @@ def test_no_answer_is_markup():
         assert markup not in shown
     assert shown.count("<pre><code>") == 10
     assert re.findall(r"<h2>(.*?)</h2>", shown) == ["Against its base"]
+
+
+def test_of_pairs_it_says_which_answer_each_model_prefers():
+    preferred = PreferredAnswers(reference="base", pairs=7, before=3, tuned=3, interval=None)
+    shown = html(EVALUATION.model_copy(update={"preferred": preferred}))
+    assert (
+        "<p>The preferred answer is the likelier one, per token, in 3 of 7 pairs to the base and in 3 to the tuned model;"
+        in shown
+    )
+    assert "likelier" not in html(EVALUATION)
 
 
 def test_what_was_not_measured_is_said():

@@ -12,6 +12,7 @@ from shared.model_card.self_evaluation import (
     AnswerSource,
     GeneralAnswer,
     PairedMeasure,
+    PreferredAnswers,
     RowSource,
     SampleAnswer,
     SelfEvaluation,
@@ -39,6 +40,14 @@ def test_the_summary_has_both_models_and_how_sure_it_is():
         "token accuracy 40.0 % -> 60.0 %; better by 21.0 points on an average row (too few rows to be sure)",
         "Sample answers are left out, as the operator has set.",
     ]
+
+
+def test_of_pairs_it_says_which_answer_each_model_prefers():
+    preferred = PreferredAnswers(reference="parent", pairs=24, before=11, tuned=23, interval=(0.25, 0.75))
+    assert summarize(EVALUATION.model_copy(update={"preferred": preferred}))[3] == (
+        "the preferred answer is the likelier one, per token, in 11 of 24 pairs to the parent and in 23 to the tuned model;"
+        " better by 50.0 points (25.0 to 75.0 points; each end holds with 95 %)"
+    )
 
 
 def test_rows_that_were_trained_on_are_called_so():
@@ -106,7 +115,7 @@ def test_what_is_served_comes_first_and_answers_are_counted() -> None:
     assert lines[1:] == [
         (
             "served (original weights, float32, 12 of these rows): loss 1.9000 -> 1.3000 nats per token; no clear difference:"
-            " an average row is between 0.1000 worse and 0.9000 better"
+            " between 0.1000 worse and 0.9000 better on an average row"
         ),
         (
             "on the training's own weights (nf4): loss 2.5000 -> 1.2500 nats per token; better by 1.2000 on an average row"

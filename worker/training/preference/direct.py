@@ -72,6 +72,13 @@ class DirectPreference(ComparedMethod[Pair, PairBatch]):
         sums = {name: value.detach().float() for name, value in zip(self.sums, measures, strict=True)}
         return BatchLoss(loss, is_right, sums)
 
+    def preferred_before(self, pairs: Sequence[Pair]) -> list[bool]:
+        """Return of each pair whether its preferred answer is the likelier one to the reference, per token."""
+        scores = self._reference[[pair.number for pair in pairs]]
+        lengths = torch.tensor([(pair.chosen.targets, pair.rejected.targets) for pair in pairs])
+        chosen, rejected = (scores / lengths).unbind(1)
+        return [bool(is_ahead) for is_ahead in chosen > rejected]
+
     def check_first_step(self, context: TrainingContext, score: Score, rows: int) -> None:
         """Check that a policy that has not been trained yet equals its reference.
 

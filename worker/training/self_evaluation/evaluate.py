@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, cast, overload
 
 import numpy as np
 import torch
@@ -33,14 +33,16 @@ from shared.model_card.evaluation_rows import (
     Answers,
     EvaluationRow,
     EvaluationRows,
+    RowScore,
     SamplePrompt,
     WrittenAnswer,
     answer_in_time,
     compare_accuracies,
     compare_losses,
+    compare_preferences,
     seconds_for,
 )
-from shared.model_card.self_evaluation import AnswerSource, RowSource, SelfEvaluation
+from shared.model_card.self_evaluation import AnswerSource, PreferredAnswers, RowSource, SelfEvaluation
 from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
 from worker.child_runtime import (
@@ -56,6 +58,8 @@ from worker.run_folder import EVALUATION_ROWS_NAME, write_json
 from worker.training.checkpoint import Progress
 from worker.training.data.prepared import Row
 from worker.training.method import Example
+from worker.training.preference.direct import DirectPreference
+from worker.training.preference.pairs import Pair
 from worker.training.preference.scored_rows import wanted_places
 from worker.training.self_evaluation.sample_answers import (
     MAX_CANDIDATES,
@@ -152,6 +156,7 @@ def evaluate_run(
     if tries <= MAX_TRIES:
         answer_count = sample_count(os.environ) if samples is None else samples
         work.attempt("Loss and token accuracy", work.score)
+        work.attempt("Preference between the answers", work.prefer)
         work.attempt("Prompts of answers", lambda: work.read(answer_count))
         if not context.plan.contract.artifact.publish:  # otherwise the publisher uses the served model
             # Processes that share the base must all do the same, and their clocks differ.
@@ -207,6 +212,8 @@ class _Evaluation:
             "token_accuracy": None,
         }
         self._chosen: list[Row] = []
+        self._tuned: dict[int, RowScore] = {}
+        self._preferred: PreferredAnswers | None = None
         self._prompts: list[SamplePrompt] = []
         self._general: list[list[int]] = []
         self._end_ids: frozenset[int] = frozenset()
@@ -254,6 +261,7 @@ class _Evaluation:
             base = score_rows(self._context, rows, check)
         tuned = score_rows(self._context, rows, check)
         self._advance("scored_rows", len(rows), len(rows))
+        self._tuned = dict(zip(numbers, tuned, strict=True))
         self._scored = {
             "rows": len(rows),
             "held_out_copies": len(copies.intersection(self._places[number] for number in numbers)),
@@ -263,6 +271,19 @@ class _Evaluation:
         }
         if self._scored["loss"] is None:
             self.notes.append("A loss is not finite, so losses are not compared.")
+
+    def prefer(self) -> None:
+        """Measure on how many of the scored pairs the preferred answer is the likelier one."""
+        method = self._context.method
+        if not (self._tuned and isinstance(method, DirectPreference)):
+            return
+        pairs = [cast("Pair", self._rows[self._places[number]]) for number in self._tuned]
+        rejected = score_rows(self._context, [pair.rejected for pair in pairs], self._check)
+        self._preferred = compare_preferences(
+            "parent" if self._context.plan.parent else "base",
+            method.preferred_before(pairs),
+            [_mean_loss(good) < _mean_loss(bad) for good, bad in zip(self._tuned.values(), rejected, strict=True)],
+        )
 
     def _answer(self, number: int) -> Row:
         """Return the chat of one of the rows whose answer is one to give."""
@@ -315,6 +336,7 @@ class _Evaluation:
         return SelfEvaluation(
             source=self._source,
             rows_available=len(self._places),
+            preferred=self._preferred,
             precision=_precision(self._context),
             answers_from=AnswerSource.TRAINER if self._answers.samples else None,
             sample_answers=self._answers.samples,
@@ -322,6 +344,10 @@ class _Evaluation:
             notes=tuple(self.notes),
             **self._scored,
         )
+
+
+def _mean_loss(score: RowScore) -> float:
+    return score.loss / score.weight
 
 
 class _TrainingRows(Sequence[Example]):

@@ -33,6 +33,7 @@ from tests.support.training_runs import PauseAfter
 from worker.child_runtime import StopRequested
 from worker.run_folder import (
     ADAPTER_FOLDER,
+    EVALUATION_NAME,
     METRICS_NAME,
     REFERENCE_NAME,
     SUMMARY_NAME,
@@ -155,6 +156,7 @@ def test_the_adapter_that_a_run_continues_from_is_its_reference(tiny: Any, whole
     run = tiny.plan_run(tmp_path, PAIRS, HELD_OUT, parent=whole / ADAPTER_FOLDER, **sections)
     run_dir = tiny.train(run, tmp_path / "run")
     assert told(run_dir, "step")[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert read_json(run_dir / EVALUATION_NAME)["preferred"]["reference"] == "parent"
     manifest = manifest_of(run_dir / ADAPTER_FOLDER)
     assert manifest.preference is not None
     assert manifest.preference.reference == "parent"
@@ -236,15 +238,19 @@ def test_losses_are_those_of_a_plain_loop(tiny_llama: Any, tmp_path: Path) -> No
     fields = {"sft_weight": 0.3, "beta": 0.2}
     exec_ = {"epochs": 2, "batch_size": 2, "learning_rate": 0.005, "warmup_steps": 1}
     sections = {"quant": {"base": "none"}, "preference": fields, "exec": exec_}
-    run = tiny_llama.plan_run(
-        tmp_path, [pair for pair in PAIRS if isinstance(pair.get("prompt"), str)] * 4, **DPO | sections
-    )
-    ours = told(tiny_llama.train(run, tmp_path / "run"), "step")
-    expected = plain_loop(run, tiny_llama.base)
+    # The answer that the base holds for the less likely one is preferred.
+    plain = [pair for pair in PAIRS if isinstance(pair.get("prompt"), str)]
+    turned = [pair | {"chosen": pair["rejected"], "rejected": pair["chosen"]} for pair in plain]
+    run = tiny_llama.plan_run(tmp_path, turned * 4, **DPO | sections)
+    run_dir = tiny_llama.train(run, tmp_path / "run")
+    ours = told(run_dir, "step")
+    expected, preferred = plain_loop(run, tiny_llama.base)
     assert len(ours) == len(expected) == 8
     for one, (loss, margin) in zip(ours, expected, strict=True):
         assert one["loss"] == pytest.approx(loss, rel=1e-5, abs=1e-5)
         assert one["reward_margin"] == pytest.approx(margin, rel=1e-5, abs=1e-5)
+    found = read_json(run_dir / EVALUATION_NAME)["preferred"]
+    assert (found["reference"], found["before"], found["tuned"]) == ("base", *preferred)
 
 
 @pytest.mark.bench
@@ -284,7 +290,8 @@ def test_a_whole_run_is_trls(
         assert one["reward_margin"] == pytest.approx(margin, rel=noise, abs=noise)
 
 
-def plain_loop(run: Any, base: Path) -> list[tuple[float, float]]:
+def plain_loop(run: Any, base: Path) -> tuple[list[tuple[float, float]], list[int]]:
+    """Loss and margin of each step; and in how many pairs the preferred answer is the likelier one, before and after."""
     contract, exec_, section = run.plan.contract, run.plan.contract.exec, run.plan.contract.preference
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).requires_grad_(False)
     torch.manual_seed(exec_.seed)
@@ -301,6 +308,11 @@ def plain_loop(run: Any, base: Path) -> list[tuple[float, float]]:
         logits = model(input_ids=ids[None]).logits[0, :-1].float()
         return -functional.cross_entropy(logits, ids[1:], reduction="none")[start - 1 :]
 
+    @torch.no_grad()
+    def count_preferred() -> int:
+        return sum(bool(score(*chosen).mean() > score(*rejected).mean()) for chosen, rejected in pairs)
+
+    preferred = [count_preferred()]
     for step in order.after(0):
         optimizer.zero_grad()
         losses, margins = [], []
@@ -318,7 +330,7 @@ def plain_loop(run: Any, base: Path) -> list[tuple[float, float]]:
             group["lr"] = learning_rate(step.number - 1, order.total_steps, exec_.learning_rate, 1)
         optimizer.step()
         found.append((loss.item(), sum(margins) / len(margins)))
-    return found
+    return found, [*preferred, count_preferred()]
 
 
 def encoded_pairs(run: Any, base: Path) -> list[list[tuple[torch.Tensor, int]]]:
