@@ -180,6 +180,7 @@ def machine_reporter() -> MachineReporter:
         settings.sandbox,
         fault=lambda: worker().disks.fault,
         runs_dir=worker().disks.runs_dir,
+        gpu_share=settings.trainer_gpu_share,
     )
 
 

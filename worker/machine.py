@@ -24,11 +24,12 @@ FAULT_SECONDS = 1.0
 logger = logging.getLogger(__name__)
 
 
-def describe_machine(processes: int) -> WorkerMachine:
+def describe_machine(processes: int, gpu_share: float = 1.0) -> WorkerMachine:
     """Describe this machine as a trainer that starts now will find it.
 
     Args:
         processes: processes that share a job, each on its own GPU; 0 means one per GPU.
+        gpu_share: share of a GPU's memory that is the trainer's.
     """
     host, visible = allowed_memory(), find_gpus()
     if not visible.gpus:
@@ -37,7 +38,7 @@ def describe_machine(processes: int) -> WorkerMachine:
         device="cuda",
         device_name=visible.gpus[0].name,
         devices=min(processes, len(visible.gpus)) if processes else len(visible.gpus),
-        memory_bytes=min(gpu.memory_bytes for gpu in visible.gpus),
+        memory_bytes=int(gpu_share * min(gpu.memory_bytes for gpu in visible.gpus)),
         free_bytes=visible.free_bytes,
         host_bytes=host,
         cores=allowed_cores(),
@@ -63,7 +64,7 @@ class MachineReporter:
     Args:
         sandbox: ``MENS_SANDBOX``. The level that holds here is found by attacks, between the first and the second
             report.
-        runs_dir: folder whose disk is described; None: no disk is.
+        runs_dir: folder whose disk is described; None: no disk is. gpu_share: see :func:`describe_machine`.
         fault: returns the reason for which this worker takes no job now, if there is one.
     """
 
@@ -76,10 +77,11 @@ class MachineReporter:
         every_seconds: float = REPORT_SECONDS,
         fault: Callable[[], MensError | None] = lambda: None,
         runs_dir: Path | None = None,
+        gpu_share: float = 1.0,
     ) -> None:
         self._registry, self._worker, self._every = registry, worker, every_seconds
         self._processes, self._sandbox, self._fault = processes, sandbox, fault
-        self._runs_dir = runs_dir
+        self._runs_dir, self._gpu_share = runs_dir, gpu_share
         self._reported: str | None = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="machine-reporter", daemon=True)
@@ -119,7 +121,8 @@ class MachineReporter:
             if fault:
                 state |= {"fault": f"{self._worker} takes no job: {fault}", "fault_code": str(fault.code)}
             # A report that did not arrive is sent again soon.
-            if self._registry.report(self._worker, describe_machine(self._processes).model_copy(update=state)):
+            machine = describe_machine(self._processes, self._gpu_share).model_copy(update=state)
+            if self._registry.report(self._worker, machine):
                 self._reported = str(fault.code) if fault else None
         except Exception:
             # Without reports the API plans as if it knew nothing; jobs continue.

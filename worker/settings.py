@@ -92,6 +92,13 @@ class WorkerSettings(RetentionSettings):
     shard_base: Literal["auto", "always"] = Field(
         "auto", description="always: several processes shard the frozen base even if it would fit whole."
     )
+    # Read by the trainer too.
+    trainer_gpu_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Share of a GPU's memory that is the trainer's; the rest belongs to a replica on the same GPU.",
+    )
     signing_key: Path | None = Field(
         None,
         description="PEM file of the Ed25519 key that signs adapters and merged models (`mens adapter keygen`); null: artifacts are not signed.",

@@ -97,12 +97,14 @@ def counted_model(
     quantised: bool = True,
     recompute: Recompute = Recompute.NONE,
     own_scan: bool = True,
+    dropout: float = 0.0,
 ) -> PeftModel:
     """Return the model as `worker/training/model/load.py` builds it, with random weights; in fp32 on a CPU, else in bf16.
 
     Args:
         config: the keys of its config.json.
         own_scan: linear attention is computed by the trainer's functions; else by transformers' reference.
+        dropout: of the adapter; with it PEFT's own layers compute.
     """
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     with device:
@@ -113,7 +115,7 @@ def counted_model(
             use_own_scan(model)
         use_kernels(model)
         model.set_attn_implementation(attention.DOCUMENTS)
-        tuned = attach_lora(model.requires_grad_(False), AdapterSection(rank=rank, dropout=0), 0)
+        tuned = attach_lora(model.requires_grad_(False), AdapterSection(rank=rank, dropout=dropout), 0)
     fuse_lora(tuned, cache_dequantised=False)
     set_recompute(tuned, recompute)
     return tuned.train()
@@ -167,6 +169,7 @@ def as_on_a_gpu(*, kernels: bool = True) -> Iterator[None]:
         (torch, "is_autocast_enabled", lambda *_: False),
         (FusedMlp, "agrees_with_original", lambda _: True),
         (masking_utils, "fast_all", lambda _: True),
+        (nn.functional, "dropout", _dropout),
         (nn.functional, "scaled_dot_product_attention", _flash_attention),
     ]
     with ExitStack() as patches:
@@ -178,6 +181,11 @@ def as_on_a_gpu(*, kernels: bool = True) -> Iterator[None]:
 def _product_into(left: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:
     """Compute `fused_functions._outer` as on a GPU."""
     return left.t() @ other if left.dtype == dtype else torch.mm(left.t(), other, out_dtype=dtype)
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, *_: object) -> Tensor:
+    """Compute dropout by the kernel of a GPU, which keeps a byte for each element."""
+    return torch.native_dropout(x, p, True)[0] if training and p else x
 
 
 def _flash_attention(

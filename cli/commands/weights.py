@@ -12,6 +12,7 @@ from enum import StrEnum
 from cli.client.connection import note
 from cli.commands.bases.derived import dequantize
 from cli.output import format_size
+from cli.standalone.memory_shares import QUANTIZATION, TRAINER_SHARE, gpu_settings, roundings
 from shared.artifacts.base_folders import locate_base, locate_fetched_base
 from shared.base_models.catalog import BaseModelEntry, Catalog, load_catalog, model_files
 from shared.base_models.config import ModelConfig, parse_model_config
@@ -30,7 +31,6 @@ BYTES_PER_SECOND = 20e6
 processor time."""
 DISK_RESERVE = 1 << 30
 """Bytes that stay free on the disk in addition to a twin: jobs write there too."""
-QUANTIZATION = "MENS_SERVING_QUANTIZATION"
 
 
 class ServedWeights(StrEnum):
@@ -57,9 +57,27 @@ def choose_weights(
         InvalidRequest: ``SETTINGS_INVALID``: a twin would be rounded. Unavailable: ``STORAGE_FULL``: no room for a
             requested twin; and the errors of :func:`cli.commands.bases.derived.dequantize`.
     """
-    catalog = load_catalog(settings.catalog_path)
-    names = [_served_name(settings, catalog, catalog.get(base), weights, report) for base in bases]
+    catalog, machine = load_catalog(settings.catalog_path), this_machine(settings, bases)
+    rounded = [] if QUANTIZATION in os.environ else _rounded(settings, bases)
+    names = []
+    for base in bases:
+        if base in rounded and weights is not ServedWeights.TWIN:
+            report(
+                f"{base} is served with weights rounded to fp8: in 16 bit it does not fit the GPU. If the certificates of its adapters"
+                " fail by their engine error, set MENS_PARITY=shift, or serve it on a larger GPU"
+            )
+            names.append(base)
+        else:
+            names.append(_served_name(settings, catalog, catalog.get(base), weights, machine, report))
     return list(dict.fromkeys(names))
+
+
+def _rounded(settings: Settings, bases: Sequence[str]) -> list[str]:
+    """Return the bases that a GPU of this machine holds only with rounded weights."""
+    if not (gpus := find_gpus().gpus) or "MENS_SERVING_DEVICE" in os.environ:
+        return []
+    ways = roundings(settings, bases, gpus[-1].memory_bytes)
+    return [base for base, way in zip(bases, ways, strict=True) if way]
 
 
 def tuned_base(settings: Settings, served: str) -> str:
@@ -69,11 +87,16 @@ def tuned_base(settings: Settings, served: str) -> str:
 
 
 def _served_name(
-    settings: Settings, catalog: Catalog, base: BaseModelEntry, weights: ServedWeights, report: Callable[[str], None]
+    settings: Settings,
+    catalog: Catalog,
+    base: BaseModelEntry,
+    weights: ServedWeights,
+    machine: Machine,
+    report: Callable[[str], None],
 ) -> str:
     if base.twin_of or weights is ServedWeights.ORIGINAL:
         return base.name
-    reason = "--weights says so" if weights is ServedWeights.TWIN else nf4_reason(settings, base)
+    reason = "--weights says so" if weights is ServedWeights.TWIN else nf4_reason(settings, base, machine)
     if reason is None:
         return base.name
     if quantization := os.environ.get(QUANTIZATION):
@@ -101,12 +124,11 @@ def _served_name(
     return twin.name
 
 
-def nf4_reason(settings: Settings, base: BaseModelEntry) -> str | None:
-    """Return why a job without a set precision on a base is trained over NF4 on this machine; None if it is not, or if
+def nf4_reason(settings: Settings, base: BaseModelEntry, machine: Machine) -> str | None:
+    """Return why a job without a set precision on a base is trained over NF4 on a machine; None if it is not, or if
     that is unknown.
     """
     config = _read_config(settings, base)
-    machine = this_machine(settings)
     on_gpu = machine.device == "cuda"
     unknown = machine.memory(on_gpu=on_gpu) is None and machine.quant_base is BaseQuant.AUTO
     if config is None or not config.spec.lora or unknown:
@@ -116,12 +138,14 @@ def nf4_reason(settings: Settings, base: BaseModelEntry) -> str | None:
     return decision.reason if decision.base_quant is BaseQuant.NF4 else None
 
 
-def this_machine(settings: Settings) -> Machine:
-    """Return the machine that jobs of `mens up` train on."""
+def this_machine(settings: Settings, bases: Sequence[str]) -> Machine:
+    """Return the machine that jobs of `mens up` train on; a single GPU without the part of the replicas of some bases."""
     gpus = find_gpus().gpus
+    divided = gpu_settings(settings, bases, () if "MENS_SERVING_DEVICE" in os.environ else gpus)
+    share = float(os.environ.get(TRAINER_SHARE) or divided.trainer_share)
     return Machine(
         device="cuda" if gpus else "cpu",
-        vram_bytes=min((gpu.memory_bytes for gpu in gpus), default=None),
+        vram_bytes=min((int(share * gpu.memory_bytes) for gpu in gpus), default=None),
         host_bytes=allowed_memory(),
         quant_base=BaseQuant(settings.quant_base),
     )

@@ -24,7 +24,7 @@ OUTAGES = frozenset(
     {
         Code.STORAGE_FULL, Code.STORAGE_UNAVAILABLE, Code.STORAGE_DENIED, Code.STORAGE_BUCKET_NOT_FOUND,
         Code.DATABASE_UNAVAILABLE, Code.SERVING_UNAVAILABLE, Code.API_UNAVAILABLE, Code.HUB_UNAVAILABLE,
-        Code.GPU_UNUSABLE, Code.GPU_REQUIRED,
+        Code.GPU_UNUSABLE, Code.GPU_REQUIRED, Code.GPU_MEMORY_HELD,
     }
 )  # fmt: skip
 """Codes of retryable errors whose cause is a part of the installation."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 COLUMNS = ("index", "uuid", "memory.total", "memory.free", "driver_version", "name")
 """The name is last: it may contain a comma."""
+PROGRAM_COLUMNS = ("gpu_uuid", "pid", "used_memory", "process_name")
 QUERY_SECONDS = 20.0
 DEVICES = Path("/dev")
 WSL_LIBRARIES = Path("/usr/lib/wsl/lib")
@@ -55,15 +56,19 @@ def visible_names(named: str) -> list[str]:
 
 def query_gpus() -> list[Gpu]:
     """Return every GPU that the driver reports; an empty list without the driver's program, or if it fails."""
+    return parse_gpus(_query(f"--query-gpu={','.join(COLUMNS)}"))
+
+
+def _query(fields: str) -> str:
+    """Return the driver's table, one line per row; empty without the driver's program, or if it fails."""
     if not (program := find_program()):
-        return []
-    command = [program, f"--query-gpu={','.join(COLUMNS)}", "--format=csv,noheader,nounits"]
+        return ""
+    command = [program, fields, "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("the GPUs' memory is not known: %s", error)
-        return []
-    return parse_gpus(answer)
+        return ""
 
 
 def find_program() -> str | None:
@@ -73,11 +78,39 @@ def find_program() -> str | None:
 
 def parse_gpus(answer: str) -> list[Gpu]:
     """Parse the driver's table, one GPU per line; other lines are left out."""
-    rows = [[part.strip() for part in line.split(",", len(COLUMNS) - 1)] for line in answer.splitlines()]
     return [
         Gpu(number, uuid, _bytes(total), _bytes(free), driver, name)
-        for number, uuid, total, free, driver, name in (row for row in rows if len(row) == len(COLUMNS))
+        for number, uuid, total, free, driver, name in _rows(answer, len(COLUMNS))
     ]
+
+
+def _rows(answer: str, columns: int) -> list[list[str]]:
+    """Return the cells of each line that has this many; the last one may contain commas."""
+    rows = [[part.strip() for part in line.split(",", columns - 1)] for line in answer.splitlines()]
+    return [row for row in rows if len(row) == columns]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProgram:
+    """A program that holds memory of a GPU; its size in bytes, None without a figure."""
+
+    uuid: str
+    pid: str
+    used: int | None
+    name: str
+
+    def __str__(self) -> str:
+        size = "" if self.used is None else f", {self.used >> 20} MiB"
+        return f"{self.name} (process {self.pid}{size})"
+
+
+def query_programs(uuid: str) -> list[GpuProgram]:
+    """Return the programs that hold memory of a GPU, apart from this process; an empty list if the driver does not
+    show them, as in a container.
+    """
+    rows = _rows(_query(f"--query-compute-apps={','.join(PROGRAM_COLUMNS)}"), len(PROGRAM_COLUMNS))
+    programs = [GpuProgram(owner, pid, _bytes(used), name) for owner, pid, used, name in rows]
+    return [program for program in programs if program.uuid == uuid and program.pid != str(os.getpid())]
 
 
 def _bytes(mebibytes: str) -> int | None:

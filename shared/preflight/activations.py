@@ -5,6 +5,8 @@ Counted from the trainer's own functions; `tests/shared/preflight/test_activatio
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from enum import StrEnum
 
 from shared.base_models.config import LinearAttention, ModelConfig
@@ -73,6 +75,7 @@ def peak_bytes(
     recompute: Recompute,
     fused: bool,
     kernels: bool = True,
+    dropped: Sequence[int] = (),
 ) -> int:
     """Return the most bytes of activations that are alive in addition to the logits' bytes.
 
@@ -80,12 +83,16 @@ def peak_bytes(
     gradients need; and what is recomputed of it.
 
     Args:
-        kernels: Triton's kernels run, if it is fused and on a GPU.
+        kernels: Triton's kernels run, if it is on a GPU.
+        dropped: of a job with dropout: see :func:`dropped_inputs`.
     """
-    if not fused:
+    if not (fused or dropped):
         return tokens * activation_bytes(config, rank, compute_bytes, recompute=recompute)
-    blocks = _block_bytes(config, rank, compute_bytes, fused=True, kernels=kernels)
-    gradients = _gradient_bytes(config, compute_bytes, kernels=kernels, recompute=recompute)
+    blocks = _block_bytes(config, rank, compute_bytes, fused=fused or compute_bytes == 2, kernels=kernels)
+    gradients = _gradient_bytes(config, compute_bytes, kernels=kernels, recompute=recompute, dropout=bool(dropped))
+    if dropped:
+        layers = zip(blocks, dropped, config.layer_types, strict=True)
+        blocks = [block + _dropout_bytes(config, rank, compute_bytes, inputs, kind) for block, inputs, kind in layers]
     kept, block = sum(blocks), 0
     if recompute is Recompute.BLOCKS:
         kept, block = config.layers * config.hidden * compute_bytes, max(blocks)
@@ -94,6 +101,32 @@ def peak_bytes(
     weight = compute_bytes * config.hidden * config.intermediate
     backward = tokens * (block + gradients) + weight
     return tokens * kept + max(0, backward - logits)
+
+
+def dropped_inputs(contract: FineTuneContract, config: ModelConfig) -> list[int]:
+    """Return the input features of each block's layers with LoRA, added up; none if the adapter has no dropout."""
+    if not contract.adapter.dropout:
+        return []
+    totals = [0] * config.layers
+    for name, (inputs, _) in lora_modules(config, contract.adapter.target_modules).items():
+        if block := re.search(rf"\b{config.spec.block}\.(\d+)\.", name):
+            totals[int(block[1])] += inputs
+    return totals
+
+
+def _dropout_bytes(config: ModelConfig, rank: int, compute_bytes: int, inputs: int, kind: str) -> int:
+    """Return what a block saves with dropout in addition to what :func:`peak_bytes` begins with, per token.
+
+    Each layer with LoRA then has an input of its own, in fp32, and what was dropped of it: on a GPU a byte for an
+    element, on a CPU its factors in fp32. The inputs that layers share otherwise are not kept.
+
+    Args:
+        inputs: features of the inputs of the block's layers with LoRA.
+    """
+    if compute_bytes == 2:
+        return 5 * inputs - 4 * config.hidden + (16 if kind == LINEAR else 14) * rank
+    mixed = config.linear.value_dim if config.linear and kind == LINEAR else config.query_dim
+    return 8 * inputs - 4 * (2 * config.hidden + mixed + config.intermediate)
 
 
 def _dropped_bytes(config: ModelConfig, compute_bytes: int, *, kernels: bool) -> int:
@@ -151,7 +184,9 @@ def _state_bytes(linear: LinearAttention) -> int:
     return 4 * linear.key_head_dim * linear.value_dim // DELTA_CHUNK
 
 
-def _gradient_bytes(config: ModelConfig, compute_bytes: int, *, kernels: bool, recompute: Recompute) -> int:
+def _gradient_bytes(
+    config: ModelConfig, compute_bytes: int, *, kernels: bool, recompute: Recompute, dropout: bool
+) -> int:
     """Return what the backward pass of a block needs beyond what it has saved, per token; a weight comes to it, which
     is dequantised where it is used.
     """
@@ -160,11 +195,17 @@ def _gradient_bytes(config: ModelConfig, compute_bytes: int, *, kernels: bool, r
     mlp = max(3 * compute_bytes * config.intermediate, norm * config.hidden)
     dropped = _dropped_bytes(config, compute_bytes, kernels=kernels) if recompute is Recompute.MLPS else 0
     mlp = max(mlp, 3 * compute_bytes * config.intermediate + dropped)
+    # PEFT's layers on an MLP, counted; they save its inputs for each layer.
+    on_gpu, inputs = compute_bytes == 2, 2 * config.hidden + config.intermediate
+    if dropout:
+        mlp = 14 * config.hidden + 6 * config.intermediate if on_gpu else 15 * config.hidden + 4 * config.intermediate
     if config.linear is None:
         return mlp
     linear = config.linear
     # The MLP's backward pass is over by then, and what it saved is free.
     freed = 4 * config.hidden + 2 * compute_bytes * config.intermediate
+    if dropout:
+        freed += 5 * inputs - 2 * config.hidden if on_gpu else 8 * inputs - 4 * (config.hidden + config.intermediate)
     keys, pairs = linear.key_head_dim * linear.value_heads, DELTA_CHUNK * linear.value_heads
     rule = 24 * keys + (2 if compute_bytes == 2 else 0) * linear.value_dim + 24 * pairs + _state_bytes(linear)
     return max(mlp, rule - freed)

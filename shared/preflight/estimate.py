@@ -17,7 +17,7 @@ from shared.contract.choices import BaseQuant, OptimizerKind
 from shared.contract.contracts import FineTuneContract
 from shared.contract.epochs import MOST_WATCHED
 from shared.contract.plan import planned_steps, validation_split
-from shared.preflight.activations import Recompute, choices_of, is_fused, peak_bytes
+from shared.preflight.activations import Recompute, choices_of, dropped_inputs, is_fused, peak_bytes
 from shared.preflight.memory import (
     adapter_file_bytes,
     cache_bytes,
@@ -195,6 +195,7 @@ def vram_parts(
         recompute=configuration.recompute,
         fused=is_fused(contract, config),
         kernels=kernels,
+        dropped=dropped_inputs(contract, config),
     )
     return Vram(
         quantised_weights=held if quantised else 0,

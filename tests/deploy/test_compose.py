@@ -163,6 +163,19 @@ def test_profiles_differ_in_images_and_devices_alone() -> None:
     assert "serving" in found["cpu"]["serving"]["networks"]["default"]["aliases"]
 
 
+def test_one_gpu_is_divided_between_worker_and_serving(root: Path) -> None:
+    """With the values of the documentation. Fails while a machine with one GPU is asked for a second one."""
+    [lines] = re.findall(r"```\n(MENS_SERVING_GPU=0\n.*?)```", (root / "docs" / "gpu.md").read_text(), re.DOTALL)
+    given = dict(line.split("=") for line in lines.split())
+    done = compose("--profile", "gpu", "config", "--format", "json", env=REQUIRED | given)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["services"]
+    reserved = [found[name]["deploy"]["resources"]["reservations"]["devices"] for name in ("worker", "serving")]
+    assert [[device["device_ids"] for device in devices] for devices in reserved] == [[["0"]], [["0"]]]
+    replica = float(found["serving"]["environment"]["MENS_SERVING_GPU_MEMORY_UTILIZATION"])
+    assert replica + float(found["worker"]["environment"]["MENS_TRAINER_GPU_SHARE"]) == pytest.approx(1)
+
+
 def test_unset_serving_settings_are_chosen_by_the_replica(services: dict[str, Service]) -> None:
     """An empty variable is an open setting; every one of them is a setting."""
     from serving.settings import ServingSettings

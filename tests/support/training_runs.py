@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
 from shared.contract.contracts import FineTuneContract
 from shared.contract.parent import PlannedParent
 from shared.contract.plan import DataFile, TrainingInputs, TrainingRun, plan_finetune
+from shared.preflight.activations import Recompute
 from shared.preflight.parents import planned_parent
 
 CORPUS = Path(__file__).parents[2] / "examples" / "base_corpus.jsonl"
@@ -69,6 +73,20 @@ class CancelAfter:
     def cancel_requested(self) -> bool:
         self._left -= 1
         return self._left <= 0
+
+
+@contextmanager
+def recomputing(level: Recompute) -> Iterator[None]:
+    """Let every run recompute so much, whatever memory there is."""
+    import worker.training.trainer
+
+    choose: Any = vars(worker.training.trainer)["choose_budget"]
+
+    def chosen(*arguments: Any, **named: Any) -> Any:
+        return replace(choose(*arguments, **named), recompute=level)
+
+    with patch.object(worker.training.trainer, "choose_budget", chosen):
+        yield
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> DataFile:

@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 import worker.train
 from shared.contract.plan import TrainingRun
-from tests.support.training_runs import NeverStop, PauseAfter
+from shared.preflight.activations import Recompute
+from tests.support.training_runs import NeverStop, PauseAfter, recomputing
 from worker.child_runtime import StopRequested
 from worker.run_folder import list_checkpoints
 from worker.training.distributed import DistributedContext
@@ -28,6 +29,7 @@ from worker.training.supervised import SupervisedMethod
 
 PLAIN, DROPOUT = "plain.json", "dropout.json"
 WHOLE_BASE, IN_PARTS = "whole base", "base in parts"
+RECOMPUTED_IN_PARTS = "recomputed, base in parts"
 SCARCE_MEMORY = "scarce memory"
 UNDISTURBED, PAUSED, RESUMED = "undisturbed", "paused", "resumed"
 PAUSE_AFTER = 5
@@ -67,6 +69,8 @@ def main(folder: Path) -> int:
     ):
         with patch.dict(os.environ, {VARIABLE: "always"}):
             train(IN_PARTS, plain)
+            with recomputing(Recompute.MLPS):
+                train(RECOMPUTED_IN_PARTS, plain)
         with patch.object(SupervisedMethod, "loss", staticmethod(SmallDevice(rank))):
             train(SCARCE_MEMORY, plain)
         train(UNDISTURBED, dropout)

@@ -24,6 +24,7 @@ def test_the_smallest_gpu_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (found.device, found.device_name, found.devices) == ("cuda", RTX_4090, 2)
     assert describe_machine(1).devices == 1
     assert (found.memory_bytes, found.free_bytes, found.gpu_fault) == (23028 * MIB, 22564 * MIB, None)
+    assert describe_machine(0, 0.5).memory_bytes == 23028 * MIB // 2
 
 
 @pytest.mark.parametrize("machine", ["new driver", "WSL2", "MIG"])

@@ -39,13 +39,14 @@ NAMES = frozenset(
         "no_proxy",
         "MENS_TRACKERS",
         "MENS_SHARD_BASE",
+        "MENS_TRAINER_GPU_SHARE",
         "MENS_SAMPLE_ANSWERS",
         "MENS_GIT_SHA",
         "MENS_LOG_FORMAT",
         "MENS_OTLP_ENDPOINT",
     ]
 )
-"""Variables of the machine, and the six settings that the trainer reads itself."""
+"""Variables of the machine, and the seven settings that the trainer reads itself."""
 PREFIXES = (
     *(
         "LC_",

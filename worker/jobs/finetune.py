@@ -156,7 +156,7 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
         InputFile(plan.train.file_id, plan.train.sha256, Path(inputs.train), verify=True),
         _input_file(plan.validation, inputs.validation),
         machine_of(
-            describe_machine(attempt.settings.trainer_processes),
+            describe_machine(attempt.settings.trainer_processes, attempt.settings.trainer_gpu_share),
             origin="this worker",
             tokens_per_second=rate.tokens_per_second if rate else None,
             measured_by=rate.job if rate else None,

@@ -221,7 +221,7 @@ class Worker:
         cause = (error.code in UNEXPLAINED and self.disks.find_fault()) or error
         if self._is_for_another_machine(cause):
             cause = JobFailed(cause.code, cause.message, remedy=cause.remedy, details=cause.details, retryable=True)
-        if cause.code is Code.GPU_UNUSABLE:
+        if cause.code in (Code.GPU_UNUSABLE, Code.GPU_MEMORY_HELD):
             self._pauses_until = time.monotonic() + GPU_PAUSE_SECONDS
             logger.error("this worker takes no job for %d s: %s", GPU_PAUSE_SECONDS, cause)
         log = read_log_end(attempt.run_dir)

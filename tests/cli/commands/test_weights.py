@@ -22,6 +22,7 @@ from shared.base_models.catalog import (
 )
 from shared.errors import Code, MensError
 from shared.settings import Settings
+from tests.support.base_configs import QWEN3_8B
 from tests.support.pretended_gpu import MACHINES, pretend
 from tests.support.tiny_models import RAW
 
@@ -94,8 +95,13 @@ def test_operators_precision_decides_and_an_unknown_machine_does_not(
 ) -> None:
     monkeypatch.setattr(cli.commands.weights, "allowed_memory", lambda: memory)
     tiny = load_catalog(home / "catalog.json").get("tiny")
-    assert nf4_reason(Settings(home=home), tiny) is None
-    assert nf4_reason(Settings(home=home, quant_base="nf4"), tiny) == "MENS_QUANT_BASE says so"
+
+    def reason(**settings: str) -> str | None:
+        own = Settings(home=home, **settings)
+        return nf4_reason(own, tiny, this_machine(own, ["tiny"]))
+
+    assert reason() is None
+    assert reason(quant_base="nf4") == "MENS_QUANT_BASE says so"
 
 
 def test_twin_that_is_asked_for_is_made(home: Path, made: list[str]) -> None:
@@ -137,7 +143,24 @@ def test_twin_would_be_rounded(home: Path, made: list[str], monkeypatch: pytest.
 
 def test_memory_of_the_smallest_gpu_decides(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(MACHINES["two cards"], home / "gpu", monkeypatch)
-    machine = this_machine(Settings(home=home))
+    machine = this_machine(Settings(home=home), ["tiny"])
     assert (machine.device, machine.vram_bytes, machine.host_bytes) == ("cuda", 23028 << 20, 16 * GIB)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert this_machine(Settings(home=home)).device == "cpu"
+    assert this_machine(Settings(home=home), ["tiny"]).device == "cpu"
+
+
+def test_single_gpu_is_planned_for_without_the_replicas_part(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(MACHINES["new driver"], home / "gpu", monkeypatch)
+    assert this_machine(Settings(home=home), ["tiny"]).vram_bytes == int(0.4 * (24564 << 20))
+    monkeypatch.setenv("MENS_TRAINER_GPU_SHARE", "0.25")
+    assert this_machine(Settings(home=home), ["tiny"]).vram_bytes == 24564 << 18
+
+
+def test_base_that_fits_a_gpu_only_rounded_is_said_and_has_no_twin(
+    home: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(MACHINES["new driver"], home / "gpu", monkeypatch)
+    (home / "bases" / "tiny" / "config.json").write_text(json.dumps(QWEN3_8B | {"num_hidden_layers": 60}))
+    names, said = serve(home, "auto", quant_base="nf4")
+    assert (names, made) == (["tiny"], [])
+    assert "tiny is served with weights rounded to fp8: in 16 bit it does not fit the GPU" in said

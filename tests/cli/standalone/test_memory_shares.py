@@ -6,9 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from cli.standalone.memory_shares import GpuSettings, gpu_settings, memory_shares
+from cli.standalone.memory_shares import GpuSettings, gpu_settings, memory_shares, roundings
 from serving.launch.kv_cache import weight_bytes
-from shared.base_models.catalog import BaseModelEntry, Catalog, HubSource, LocalSource, save_catalog
+from shared.base_models.catalog import (
+    BaseModelEntry,
+    Catalog,
+    HubSource,
+    LocalSource,
+    TwinOf,
+    load_catalog,
+    save_catalog,
+)
 from shared.base_models.config import parse_model_config
 from shared.base_models.weights import json_object
 from shared.errors import Code
@@ -64,7 +72,7 @@ def gpu(gibibytes: int) -> TorchGpu:
 
 def test_one_gpu_is_shared_with_the_trainer(settings: Settings) -> None:
     found = gpu_settings(settings, ["small", "large"], [gpu(24)])
-    assert found.common == {"MENS_SERVING_DEVICE": "cuda"}
+    assert found.common == {"MENS_SERVING_DEVICE": "cuda", "MENS_TRAINER_GPU_SHARE": "0.400"}
     parts = [float(one["MENS_SERVING_GPU_MEMORY_UTILIZATION"]) for one in found.replicas]
     assert sum(parts) == pytest.approx(0.6, abs=0.002)
     # Weights are held in 16 bits.
@@ -93,7 +101,39 @@ def test_several_gpus_are_divided(
 
 def test_operators_share_of_a_gpu_counts(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MENS_SERVING_GPU_MEMORY_UTILIZATION", "0.3")
-    assert gpu_settings(settings, ["small"], [gpu(80)]).replicas == ({"MENS_SERVING_GPU_MEMORY_UTILIZATION": "0.3"},)
+    found = gpu_settings(settings, ["small"], [gpu(80)])
+    assert found.replicas == ({"MENS_SERVING_GPU_MEMORY_UTILIZATION": "0.3"},)
+    assert found.trainer_share == 0.7
+    monkeypatch.setenv("MENS_TRAINER_GPU_SHARE", "0.5")
+    assert gpu_settings(settings, ["small"], [gpu(80)]).common["MENS_TRAINER_GPU_SHARE"] == "0.5"
+
+
+def test_base_that_does_not_fit_in_16_bit_is_rounded_and_no_smaller_one(settings: Settings) -> None:
+    """Fails while vLLM starts with weights that the GPU does not hold. Linear layers take one byte then, all else two."""
+    size = weights(settings, "large") // 2
+    memory = int((size + 4 * GIB) / 0.9) - (1 << 20)
+    found = gpu_settings(settings, ["small", "large"], [TorchGpu(name="L4", capability=(8, 9), memory_bytes=memory)])
+    assert [replica.get("MENS_SERVING_QUANTIZATION") for replica in found.replicas] == [None, "fp8_per_channel"]
+    roomy = TorchGpu(name="L4", capability=(8, 9), memory_bytes=memory + (1 << 23))
+    assert roundings(settings, ["small", "large"], roomy.memory_bytes) == [None, None]
+
+
+def test_twins_are_never_rounded_and_the_operators_way_is_counted(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = load_catalog(settings.catalog_path)
+    large = catalog.get("large")
+    origin = TwinOf(name="large", digests=large.digests, double_quant=True)
+    twin = large.model_copy(update={"name": "twin", "twin_of": origin, "digests": {"config.json": "1" * 64}})
+    save_catalog(settings.catalog_path, catalog.having(twin))
+    assert roundings(settings, ["twin"], GIB) == [None]
+    assert roundings(settings, ["large"], GIB) == ["fp8_per_channel"]
+    whole, _ = memory_shares(settings, ["large", "remote"], 24 * GIB, [None, None])
+    monkeypatch.setenv("MENS_SERVING_QUANTIZATION", "mxfp4")
+    rounded, rest = memory_shares(
+        settings, ["large", "remote"], 24 * GIB, roundings(settings, ["large", "remote"], GIB)
+    )
+    assert rest < rounded < whole
 
 
 def test_without_a_gpu_nothing_is_set(settings: Settings) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from shared.gpus import driver
-from shared.gpus.driver import chosen_gpus, parse_gpus, query_gpus, visible_gpus
+from shared.gpus.driver import chosen_gpus, parse_gpus, query_gpus, query_programs, visible_gpus
 from tests.support.pretended_gpu import MACHINES, pretend
 
 TABLE = """\
@@ -63,3 +64,16 @@ def test_failing_program_lists_no_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
     pretend(MACHINES["WSL2"], tmp_path / "gpu", monkeypatch)
     (tmp_path / "gpu" / "bin" / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     assert (query_gpus(), visible_gpus()) == ([], 0)
+
+
+def test_programs_that_hold_memory_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of that GPU, and not this process, which holds its own context."""
+    pretend(MACHINES["WSL2"], tmp_path / "gpu", monkeypatch)
+    rows = (
+        "GPU-a, 41, 18000, VLLM::EngineCore",
+        "GPU-b, 42, 700, other",
+        f"GPU-a, {os.getpid()}, 500, python",
+        "GPU-a, 43, [N/A], a, b",
+    )
+    (tmp_path / "gpu" / "bin" / "nvidia-smi").write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows))
+    assert list(map(str, query_programs("GPU-a"))) == ["VLLM::EngineCore (process 41, 18000 MiB)", "a, b (process 43)"]

@@ -15,7 +15,7 @@ from shared.base_models.config import parse_model_config
 from shared.base_models.tensors import expected_tensors, middle_keys, parameter_count
 from shared.base_models.weights import DTYPE_BITS
 from shared.errors import Code, MensError
-from shared.preflight.base_model import REPORTED_KEYS, SAMPLE_KEYS, preflight_model
+from shared.preflight.base_model import REPORTED_KEYS, SAMPLE_KEYS, check_targets, preflight_model
 from shared.preflight.types import ModelReport
 from tests.support.tiny_models import RAW, save
 
@@ -237,3 +237,13 @@ def test_truncated_weights_are_refused(tmp_path: Path) -> None:
     raw = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(raw[:-1])
     assert refusal(folder).code is Code.SAFETENSORS_INVALID
+
+
+@pytest.mark.parametrize("name", ["conv1d", "in_proj_ba", "in_proj_qkvz"])
+def test_layer_without_an_adapter_in_linear_attention_is_refused_by_name(name: str) -> None:
+    """vLLM adapts every linear layer of Qwen3.5 (`tests/vllm/test_qwen3_5.py`), and these are none: a convolution, and names of servers
+    that compute two layers as one.
+    """
+    with pytest.raises(MensError) as caught:
+        check_targets(["q_proj", name], parse_model_config(RAW["qwen3_5_text"]))
+    assert (caught.value.code, caught.value.details["unknown"]) == (Code.TARGET_MODULES_UNKNOWN, [name])

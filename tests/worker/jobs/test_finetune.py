@@ -102,7 +102,7 @@ def test_second_attempt_publishes_the_run_of_a_crashed_first(installation, tmp_p
 def test_a_worker_refuses_what_its_own_memory_cannot_hold(installation, tmp_path, monkeypatch, machine):
     """It may have less than the least of those that lived when the job was created, and then there may have been none."""
     job, _ = installation.submit_finetune(tmp_path / "data", **RUN)
-    monkeypatch.setattr(worker.jobs.finetune, "describe_machine", lambda _: machine)
+    monkeypatch.setattr(worker.jobs.finetune, "describe_machine", lambda *_: machine)
     monkeypatch.setattr(worker.jobs.finetune, "ChildProcess", lambda *_, **__: pytest.fail("the trainer was started"))
     installation.worker.run_job(job.id)
     done = installation.jobs.get(job.id)
@@ -112,7 +112,7 @@ def test_a_worker_refuses_what_its_own_memory_cannot_hold(installation, tmp_path
 def test_a_worker_gives_back_a_job_when_its_gpu_cannot_be_used(installation, tmp_path, monkeypatch):
     job, _ = installation.submit_finetune(tmp_path / "data", **RUN)
     machine = WorkerMachine(device="cpu", host_bytes=1 << 40, gpu_fault="the H200 cannot be used: its driver is old.")
-    monkeypatch.setattr(worker.jobs.finetune, "describe_machine", lambda _: machine)
+    monkeypatch.setattr(worker.jobs.finetune, "describe_machine", lambda *_: machine)
     monkeypatch.setattr(worker.jobs.finetune, "ChildProcess", lambda *_, **__: pytest.fail("the trainer was started"))
     installation.worker.run_job(job.id)
     done = installation.jobs.get(job.id)

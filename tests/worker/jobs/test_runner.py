@@ -206,8 +206,15 @@ def test_attempt_without_a_log_keeps_none(run, installation):
     assert installation.jobs.log(run(raising(KeyError("metrics"))).id) is None
 
 
-def test_worker_with_a_faulty_gpu_gives_jobs_back_and_lets_others_take_them(run, installation):
-    error = ContractRejected(Code.GPU_UNUSABLE, "The GPU cannot be used.", remedy="Correct it.")
+@pytest.mark.parametrize(
+    "error",
+    [
+        ContractRejected(Code.GPU_UNUSABLE, "The GPU cannot be used.", remedy="Correct it."),
+        JobFailed(Code.GPU_MEMORY_HELD, "Another program holds it.", remedy="End it.", retryable=True),
+    ],
+    ids=lambda error: error.code,
+)
+def test_worker_without_a_gpu_to_use_gives_jobs_back_and_lets_others_take_them(run, installation, error):
     job = run(raising(error))
     assert (job.state, job.error) == (JobState.QUEUED, None)
     with installation.leases.database.read() as session:

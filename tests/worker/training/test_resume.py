@@ -24,7 +24,8 @@ import worker.training.checkpoint
 import worker.training.step
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from shared.hashing import digest_file
-from tests.support.training_runs import PauseAfter
+from shared.preflight.activations import Recompute
+from tests.support.training_runs import PauseAfter, recomputing
 from worker.child_runtime import EXIT_FAILED, StopRequested, run_engine
 from worker.run_folder import (
     ADAPTER_FOLDER,
@@ -96,6 +97,26 @@ def test_a_run_that_goes_on_with_other_threads_says_why_its_bytes_may_differ(tin
     resumed = tiny.train(plan(tiny, tmp_path), tmp_path / "run", resume=list_checkpoints(whole)[-1])
     told = read_json(resumed / SUMMARY_NAME)["resume"]
     assert (told["guarantee"], told["inexact_reasons"]) == ("state_exact", ["threads"])
+
+
+@pytest.mark.parametrize("level", [Recompute.MLPS, Recompute.BLOCKS])
+def test_a_run_goes_on_where_other_activations_are_recomputed(tiny, tmp_path, level):
+    """As on a device with less memory: the same bits. Without dropout, with which MLPs are not recomputed."""
+    exec_ = {"epochs": 3, "batch_size": 2, "seq_len": 64, "checkpoint_every": 4}
+    run = tiny.plan_run(tmp_path, validation=HELD_OUT, exec=exec_)
+    with pytest.raises(StopRequested):
+        tiny.train(run, tmp_path / "first", stop=PauseAfter(4))
+    checkpoint = list_checkpoints(tmp_path / "first")[-1]
+    same = tiny.train(run, tmp_path / "same", resume=checkpoint)
+    with recomputing(level):
+        other = tiny.train(run, tmp_path / "other", resume=checkpoint)
+    budgets = [
+        json.loads((run_dir / TELEMETRY_NAME).read_text().splitlines()[0])["payload"] for run_dir in (same, other)
+    ]
+    assert [told["budget"]["recompute"] for told in budgets] == [Recompute.NONE, level]
+    for path in (Path(ADAPTER_FOLDER, WEIGHTS_NAME), Path(METRICS_NAME)):
+        assert digest_file(same / path) == digest_file(other / path)
+    assert resume_story(other) == ("bit_exact", [4])
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from tests.support.trainings_of_two import (
     PAUSE_AFTER,
     PAUSED,
     PLAIN,
+    RECOMPUTED_IN_PARTS,
     RESUMED,
     SCARCE_MEMORY,
     UNDISTURBED,
@@ -184,6 +185,15 @@ def test_one_process_may_run_out_of_memory(trainings, two):
 
 def weights_digest(run_dir: Path) -> str:
     return digest_file(run_dir / ADAPTER_FOLDER / WEIGHTS_NAME)
+
+
+def test_recomputed_mlps_of_a_base_in_parts_change_no_bit(trainings):
+    """Fails if what is computed again needs weights that are given back by then."""
+    plenty, recomputed = trainings / IN_PARTS, trainings / RECOMPUTED_IN_PARTS
+    budget = told(recomputed, "train_start")[0]["budget"]
+    assert (budget["recompute"], budget["shard_base"]) == ("mlps", True)
+    assert weights_digest(recomputed) == weights_digest(plenty)
+    assert [step["loss"] for step in told(recomputed, "step")] == [step["loss"] for step in told(plenty, "step")]
 
 
 def test_a_pause_of_one_process_is_that_of_all(trainings):

@@ -29,6 +29,7 @@ from shared.gpus.torch_report import TorchReport
 from shared.gpus.usable import NO_GPU, MachineGpus, find_gpus
 from worker.training.model.attention import DOCUMENTS, can_pack
 from worker.training.model.fsdp import shard_base
+from worker.training.model.gpu_share import keep_to_share
 from worker.training.model.kernels.blocks import use_kernels
 from worker.training.model.kernels.choice import runs_kernels
 from worker.training.model.linear_attention import use_own_scan
@@ -46,7 +47,9 @@ def pick_device(requested: DeviceSection, local_rank: int = 0) -> torch.device:
     """
     gpus = NO_GPU if requested.device is Device.CPU else own_gpus()
     if gpus.gpus:
-        return torch.device("cuda", local_rank)
+        device = torch.device("cuda", local_rank)
+        keep_to_share(device)
+        return device
     needs_gpu = requested.require_gpu or (requested.device is Device.CUDA and not requested.allow_cpu_fallback)
     if gpus.fault and (needs_gpu or requested.device is Device.AUTO):
         raise ContractRejected(

@@ -18,9 +18,10 @@ from shared.base_models.config import ModelConfig
 from shared.contract.contracts import FineTuneContract
 from shared.host import allowed_memory, available_memory
 from shared.preflight.activations import Recompute, choices_of
-from shared.preflight.estimate import cpu_cache, cpu_tokens, longest_row, memory_limit, vram_parts
+from shared.preflight.estimate import RUNTIME_BYTES, cpu_cache, cpu_tokens, longest_row, memory_limit, vram_parts
 from shared.preflight.memory import cache_bytes
 from shared.preflight.types import Configuration
+from worker.training.model.gpu_share import gpu_share, memory_held
 from worker.training.model.kernels.choice import kernels_agree
 
 MAX_TOKENS = 65_536
@@ -71,6 +72,10 @@ def choose_budget(
         shard_base: the operator requests sharding even if the base fits on one device.
         smallest: returns the smallest of a number over all processes, which must make equal decisions.
         largest_step: tokens of the largest step, if known.
+
+    Raises:
+        JobFailed: ``GPU_MEMORY_HELD``: other programs hold memory that even the smallest way needs; it would otherwise
+            load the base and run out of memory.
     """
     if device.type != "cuda":
         limit = memory_limit(contract, allowed_memory() // processes)
@@ -80,8 +85,11 @@ def choose_budget(
         # Without kernels torch saves more, and sharded processes cannot try again with less.
         kernels = bool(smallest(int(kernels_agree(device))))
         free, total = torch.cuda.mem_get_info(device)  # a serving replica may share the device
-        limit = min(memory_limit(contract, total), free)
-        budget = device_budget(contract, config, smallest(limit), processes, kernels=kernels)
+        own, free = smallest(memory_limit(contract, int(gpu_share() * total))), smallest(free)
+        budget = device_budget(contract, config, min(own, free), processes, kernels=kernels)
+        # What the process takes itself may be taken already.
+        if budget.predicted_bytes <= own and budget.predicted_bytes - RUNTIME_BYTES > free:
+            raise memory_held(device, needed=budget.predicted_bytes, free=free)
     if shard_base and processes > 1:
         return replace(budget, shard_base=True, cache_dequantised=False)
     return budget
