@@ -10,6 +10,7 @@ import typer
 
 from cli.client.json_errors import note_json, print_json_error, wants_json
 from cli.lazy_commands import ENTRY_POINT, CommandPlace, LazyGroup
+from cli.wrong_values import reword
 from shared.errors import Code, MensError, Unavailable
 
 # Typer exports this error's kinds only, and its copy of click is private.
@@ -185,6 +186,7 @@ class Commands(LazyGroup):
         try:
             return super().invoke(ctx)
         except USAGE_ERROR as error:
+            reword(error)
             if not wants_json():
                 raise
             print_json_error(

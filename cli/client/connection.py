@@ -28,6 +28,8 @@ CONNECTION_NAME, DATABASE_NAME = "connection.json", "mens.db"
 TIMEOUT_SECONDS = 60.0
 PAGE = 100
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+UNKNOWN_HOST = "Name or service not known|name resolution|No address associated|nodename nor servname"
+"""Words of the operating systems' resolvers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,11 @@ def unreachable(connection: Connection, error: httpx.HTTPError) -> Unavailable:
     # OpenSSL's words for an answer that is not TLS.
     if url.scheme == "https" and re.search("WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE", reason):
         reason, remedy = "it does not speak https", f"Set MENS_API_URL to {url.copy_with(scheme='http')}."
+    elif re.search(UNKNOWN_HOST, reason):
+        reason, remedy = (
+            f"the host {url.host} is not known",
+            "Check MENS_API_URL, or the names that this machine resolves.",
+        )
     elif url.host not in LOOPBACK:
         remedy = "Check MENS_API_URL, and that the installation there is running."
     return Unavailable(Code.API_UNAVAILABLE, f"{connection.url} does not respond ({reason}).", remedy=remedy)

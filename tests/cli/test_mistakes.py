@@ -34,6 +34,10 @@ NAME_COLUMNS = "-o rows.jsonl --columns QUESTION=prompt,ANSWER=response"
         ("train names.jsonl --model tiny", {}, ["`frage`, `antwort`", f"mens data convert names.jsonl {NAME_COLUMNS}"]),
         ("train table.csv --model tiny", {}, ["is a table", f"mens data convert table.csv {NAME_COLUMNS}"]),
         ("train my.jsonl --model tinny", {}, ["MODEL_NOT_FOUND", "it has: tiny", "--model tiny"]),
+        ("plan my.jsonl --model tiny --epochs abc", {}, ["Invalid value for '--epochs': 'abc' is not a whole number."]),
+        ("plan my.jsonl --model tiny --learning-rate high", {}, ["'--learning-rate': 'high' is not a number."]),
+        ("plan my.jsonl --model tiny --vram-gb -1", {}, ["'--vram-gb': '-1' is less than 0.001"]),
+        ("jobs list --state gone", {}, ["'gone' is not one of"]),
         ("train my.jsonl --model tiny --epoch 3", {}, ["Did you mean --epochs?", "nothing was uploaded"]),
         ("trian my.jsonl", {}, ["Did you mean 'train'?"]),
         ("plan three.jsonl --model tiny", {}, ["has 3 rows; 100 or more is advised"]),
@@ -68,5 +72,5 @@ def test_a_first_users_mistake_is_named_with_the_way_out(
     result = CliRunner().invoke(app, line.split(), env={"COLUMNS": "300"})
     said = " ".join(result.output.split())
     assert [word for word in words if word not in said] == [], result.output
-    assert result.exit_code == (0 if line.startswith("plan") else 2 if "Usage:" in said else 1)
+    assert result.exit_code == (2 if "Usage:" in said else 0 if line.startswith("plan") else 1)
     assert isinstance(result.exception, SystemExit | None)

@@ -83,8 +83,10 @@ def test_saved_key_is_sent_to_its_own_address_only(
         (
             "http://nohost:8000",
             "[Errno -2] Name or service not known",
-            "Check MENS_API_URL, and that the installation there",
+            "does not respond (the host nohost is not known). Check MENS_API_URL, or the names",
         ),
+        ("http://nohost:8000", "[Errno -3] Temporary failure in name resolution", "the host nohost is not known"),
+        ("http://10.0.0.9:8000", "timed out", "Check MENS_API_URL, and that the installation there"),
         (
             "http://127.0.0.1:8000",
             "[Errno 111] Connection refused",

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -67,6 +68,35 @@ def test_port_that_there_is_not_is_refused(
     refused = CliRunner().invoke(app, ["up", "--port", port])
     assert (refused.exit_code, "--port" in refused.stderr, bound in refused.stderr) == (2, True, True)
     assert not (tmp_path / "home").exists()
+
+
+def test_port_in_use_is_told_before_a_base_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MENS_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("cli.commands.up.install_signal_handlers", lambda *_: None)
+    monkeypatch.setattr("cli.commands.up.build", lambda *_, **__: pytest.fail("the base is built first"))
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = str(server.getsockname()[1])
+        refused = CliRunner().invoke(app, ["up", "--port", port])
+    assert refused.exit_code == 1
+    assert (
+        refused.stderr
+        == f"error: PORT_IN_USE: Port {port} is in use, perhaps by another Mens. Choose another with --port.\n"
+    )
+
+
+def test_last_line_says_that_it_stopped_and_where_the_data_is(
+    two_bases: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MENS_HOME", str(two_bases.home))
+    monkeypatch.setattr("cli.commands.up.install_signal_handlers", lambda stop, _cut: stop.set())
+    ended = CliRunner().invoke(app, ["up", "--port", "0", "--weights", "original"])
+    assert ended.exit_code == 0, ended.output
+    last = ended.stdout.splitlines()[-1].partition(" ")[2]
+    assert (
+        last == f"stopped. Jobs, models and files are kept in {two_bases.home}; run the same command again to continue"
+    )
 
 
 def test_program_outside_the_path_is_named_relative_to_the_folder(
