@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from shared.database.audit.actors import AuditActor, acting
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
-from shared.database.keys import Keys
 from shared.database.tenancy import LARGEST_LIMIT, MOST_TOKENS, SHARED, KeyLimits, Role, describe_rights
 from shared.errors import MensError
 from shared.settings import Settings, read_settings

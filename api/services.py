@@ -42,17 +42,17 @@ from shared.artifacts.open_storage import open_storage
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import Catalog
 from shared.database.adapters import Adapters
+from shared.database.callers.keys import Keys
+from shared.database.callers.sign_ins import SignIns
 from shared.database.connection import Database
 from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
 from shared.database.gates.policies import SERVER_SCOPE, Author, Policies
 from shared.database.jobs import Jobs
-from shared.database.keys import Keys
 from shared.database.names.aliases import Aliases
 from shared.database.overview.job_counts import count_jobs
 from shared.database.overview.webhook_counts import count_webhooks
 from shared.database.queueing.queue_state import QueueReader
-from shared.database.sign_ins import SignIns
 from shared.database.usage import Usage
 from shared.gates.policy_file import policy_digest, read_policy, read_policy_file
 from shared.graders.remote_models import RemoteModels

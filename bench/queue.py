@@ -31,9 +31,9 @@ from bench.harness.loopback import ROOT, free_port, server, stop_group
 from bench.harness.peers import require
 from bench.serving.queue_names import PING, STARTED
 from shared.base_models.catalog import Catalog, save_catalog
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
-from shared.database.keys import Keys
 from shared.database.records import Kind, Submission
 from shared.queue import JobQueue, make_celery
 from shared.settings import Settings

@@ -37,8 +37,8 @@ from api.inference.strict_json import refuse_loose_json
 from api.inference.usage.meter import Meter
 from api.inference.vllm_errors import error_from_replica
 from api.metrics.requests import MODEL, ApiMetrics
+from shared.database.callers.key_records import Key
 from shared.database.gates.shadow_comparisons import ShadowPair
-from shared.database.keys import Key
 from shared.database.routing import Routing, sticky_point
 from shared.errors import Code, InvalidRequest, NotFound, TooLarge, TooMany
 from shared.observability.log_context import add_log_ids

@@ -28,13 +28,15 @@ from api.inference.replicas.served_models import ServedModels
 from shared.base_models.catalog import Catalog, load_catalog
 from shared.database.adapters import Adapters
 from shared.database.base_certificates import BaseCertificate, BaseCertificates, refuse_uncertified
+from shared.database.callers.key_records import Key
+from shared.database.callers.key_secrets import AcceptedSecret, expired
+from shared.database.callers.keys import Keys
+from shared.database.callers.sign_ins import SIGN_IN_ID, SignInHalves, SignIns, sign_in_ended
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
-from shared.database.keys import AcceptedSecret, Key, Keys, expired
 from shared.database.names.aliases import Aliases
 from shared.database.names.foreign_names import ForeignNames
 from shared.database.routing import Destination, Routing
-from shared.database.sign_ins import SIGN_IN_ID, SignInHalves, SignIns, sign_in_ended
 from shared.errors import MensError, NotFound, Unavailable
 
 POLL_SECONDS = 0.2

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from shared.database.keys import Key
+from shared.database.callers.key_records import Key
 from shared.errors import Code, TooMany
 
 THREADS = 4

@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from api.settings import ApiSettings
 from api.sign_in.transport import check_same_origin, is_secure
-from shared.database.sign_ins import LONGEST_AGE, SignInHalves
+from shared.database.callers.sign_ins import LONGEST_AGE, SignInHalves
 
 SIGN_IN_HEADER = "X-Mens-Sign-In"
 """A header of its own makes every request of another origin one that the browser asks about first, and that is refused."""

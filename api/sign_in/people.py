@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from api.settings import ApiSettings
-from shared.database.keys import Person
+from shared.database.callers.people import Person
 from shared.database.tenancy import Role
 from shared.errors import Code, Forbidden
 

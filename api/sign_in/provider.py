@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from api.settings import ApiSettings
-from shared.database.sign_ins import PendingSignIn
+from shared.database.callers.sign_ins import PendingSignIn
 from shared.errors import Code, MensError, Unauthenticated, Unavailable
 from shared.http_retry import describe_outcome, is_temporary, keyed_client
 

@@ -15,7 +15,7 @@ from fastapi.security import HTTPBearer
 
 from api.inference.lookup_cache import AUTHENTICATED, Authenticated
 from api.services import ServicesDep
-from shared.database.keys import Key
+from shared.database.callers.key_records import Key
 from shared.database.tenancy import SHARED, Role, TenantName
 from shared.errors import Code, Forbidden, NotFound
 

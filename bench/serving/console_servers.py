@@ -70,8 +70,8 @@ class SeededJobs:
 
 def seed(home: Path, runs: SharedRuns, running: int, many: int) -> SeededJobs:
     """Fill the database of an installation whose API may run: one tenant each with the runs, running and many jobs."""
+    from shared.database.callers.keys import Keys
     from shared.database.connection import Database
-    from shared.database.keys import Keys
     from shared.database.leases import Leases
     from shared.settings import Settings
 

@@ -130,9 +130,9 @@ class FakeInstallation:
         from api.migrate import migrate
         from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
         from shared.database.adapters import NewAdapter
+        from shared.database.callers.keys import Keys
         from shared.database.connection import Database
         from shared.database.jobs import Jobs
-        from shared.database.keys import Keys
         from shared.database.leases import Leases
         from shared.database.names.aliases import Actor
         from shared.database.names.foreign_names import ForeignNames

@@ -84,9 +84,9 @@ def busy_installation(home: Path, rows: int, *, smoke: bool) -> Iterator[PolledI
     import httpx
 
     from api.migrate import migrate
+    from shared.database.callers.keys import Keys
     from shared.database.connection import Database
     from shared.database.jobs import Jobs
-    from shared.database.keys import Keys
     from shared.database.leases import Leases
     from shared.database.records import Kind, NewEvent, Submission
     from shared.settings import Settings

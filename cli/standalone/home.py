@@ -14,8 +14,8 @@ from shared.errors import Code, InvalidRequest, Unauthenticated
 from shared.settings import Settings
 
 if TYPE_CHECKING:
+    from shared.database.callers.keys import Keys
     from shared.database.connection import Database
-    from shared.database.keys import Keys
 
 OWN_KEY = "mens-up"
 """Name of the owner's API key; further ones get a number."""
@@ -75,8 +75,8 @@ def secret(home: Path, name: str) -> str:
 def api_key(home: Path) -> str:
     """Return the owner's API key; a new one if its file is lost or the database does not know it."""
     from shared.database.audit.actors import AuditActor, acting
+    from shared.database.callers.keys import Keys
     from shared.database.connection import Database
-    from shared.database.keys import Keys
 
     database = Database(Settings(home=home).database_url)
     keys, path = Keys(database), home / "api-key"

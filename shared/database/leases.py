@@ -16,6 +16,8 @@ from sqlalchemy.orm import Session
 
 from shared.database.adapters import NewAdapter, register_adapters
 from shared.database.attempt_failures import LONGEST_DELAY_SECONDS, expire_attempt, fail_attempt, keep_log, requeue
+from shared.database.callers.key_records import Key
+from shared.database.callers.keys import add_attempt_key
 from shared.database.change_counter import hold_queue
 from shared.database.connection import Database
 from shared.database.deletions import reserve_adapters
@@ -25,7 +27,6 @@ from shared.database.gates.receipts import NewReceipt, StoredReceipt, add_receip
 from shared.database.job_results import JUDGED_FOR, ResultFile, complete_result
 from shared.database.job_states import JobState, Stage, Verb
 from shared.database.jobs import add_events, count_change, job_row, transition
-from shared.database.keys import Key, add_attempt_key
 from shared.database.lists.job_series import store_chunks
 from shared.database.names.aliases import lock_alias
 from shared.database.names.move_evidence import WITH_EVIDENCE, Terms, standing

@@ -18,7 +18,7 @@ SECRETS = re.compile(
     r"|\bmens-[A-Za-z0-9_-]{43,}"
     r"|\b(?:sk|hf)[-_][A-Za-z0-9_-]{20,}"
 )
-"""Bearer tokens, passwords in URLs, Mens' own keys (`shared/database/keys.py`), OpenAI's and the hub's."""
+"""Bearer tokens, passwords in URLs, Mens' own keys (`shared/database/callers/key_secrets.py`), OpenAI's and the hub's."""
 
 MARKS = ("earer", "://", "mens-", "sk-", "sk_", "hf-", "hf_")
 """Substrings, one of which is in every match of the pattern; most lines have none, and are not searched."""

@@ -16,9 +16,9 @@ import pytest
 from api.migrate import migrate
 from api.settings import ApiSettings
 from cli.standalone.ports import free_port
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
-from shared.database.keys import Keys
 from shared.database.records import Kind, Submission
 from tests.support.api_installation import settings_for
 from tests.support.api_process import responds, running_api

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from shared.database.adapters import Adapters
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
 from shared.database.files.files import Files
 from shared.database.jobs import Jobs
-from shared.database.keys import Keys
 from shared.database.leases import Leases
 from tests.support.builders import LEASE_SECONDS
 from tests.support.clock import Clock

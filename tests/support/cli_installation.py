@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from api.services import Services
 from cli.main import app
 from shared.database.adapters import NewAdapter
-from shared.database.keys import Key
+from shared.database.callers.key_records import Key
 from shared.database.leases import Leases
 from shared.database.tenancy import SHARED, Role
 from tests.support.builders import claimed

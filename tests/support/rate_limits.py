@@ -13,7 +13,7 @@ from api.inference.rate_limits.stores import (
     SharedStore,
     ValkeyStore,
 )
-from shared.database.keys import Key
+from shared.database.callers.key_records import Key
 from shared.database.tenancy import Role
 from shared.errors import TooMany
 

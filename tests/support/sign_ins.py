@@ -1,4 +1,4 @@
-"""Signing in as the console's page does, without a browser."""
+"""Signing in as the console's page does, without a browser, and a person who does."""
 
 from __future__ import annotations
 
@@ -6,8 +6,19 @@ import hashlib
 from http.cookies import SimpleCookie
 from typing import Any
 
+from shared.database.callers.people import Person
+from shared.database.tenancy import Role
+
+ALICE = Person("https://id.example", "00u1", "alice@acme.example", "acme", Role.TRAINER)
+
+
+def challenge_of(token: str) -> str:
+    """What a page sends of its token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
 TOKEN = "t" * 43
-CHALLENGE = hashlib.sha256(TOKEN.encode()).hexdigest()
+CHALLENGE = challenge_of(TOKEN)
 
 
 def cookie_of(response: Any) -> Any:

@@ -17,9 +17,9 @@ from cli.standalone.ports import free_port
 from shared.artifacts.folder_storage import FolderStorage
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
 from shared.database.adapters import NewAdapter
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
-from shared.database.keys import Keys
 from shared.database.leases import Leases
 from shared.database.records import Kind, Submission
 from shared.settings import Settings

@@ -16,8 +16,8 @@ import httpx
 
 from cli.client.connection import Connection
 from cli.standalone.ports import free_port
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
-from shared.database.keys import Keys
 from tests.support.processes import stop_at_exit
 from tests.support.waiting import eventually
 from tests.system.loop import BASE, ROOT

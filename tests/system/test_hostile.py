@@ -18,9 +18,9 @@ import pytest
 
 from api.migrate import migrate
 from api.settings import ApiSettings
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
-from shared.database.keys import Keys
 from shared.database.records import Kind, Submission
 from shared.database.tenancy import Role
 from tests.support.api_process import ApiProcess, running_api

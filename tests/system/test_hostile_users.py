@@ -15,8 +15,8 @@ from contextlib import closing
 import psutil
 import pytest
 
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
-from shared.database.keys import Keys
 from shared.database.tenancy import Role
 from shared.settings import Settings
 from tests.support.calm_caller import CalmCaller

@@ -14,8 +14,8 @@ from openai import AsyncOpenAI, OpenAI
 
 from api.settings import ApiSettings
 from cli.standalone.ports import free_port
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
-from shared.database.keys import Keys
 from tests.support.api_process import ApiProcess, running_api
 from tests.support.postgres import PostgresServer
 

@@ -14,7 +14,7 @@ import pytest
 
 from api.inference.usage.meter import Meter
 from api.inference.usage.taps import Tap
-from shared.database.keys import Key
+from shared.database.callers.key_records import Key
 from shared.database.tenancy import Role
 from shared.database.usage import Amount
 

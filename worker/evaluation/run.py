@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from shared.artifacts.storage import Storage
 from shared.checkers.contained import ContainedCheckers
+from shared.database.callers.keys import Keys
 from shared.database.evaluation.items import EvalItems, NewItem
-from shared.database.keys import Keys
 from shared.database.leases import Lease, Leases
 from shared.database.tenancy import Role
 from shared.errors import Code, JobFailed, LeaseLost, NotFound, Unavailable

@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from shared.artifacts.open_storage import open_storage
 from shared.artifacts.storage import Storage
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
 from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
 from shared.database.job_states import JobState
-from shared.database.keys import Keys
 from shared.database.leases import Lease, Leases
 from shared.database.queueing.queue_state import QueueReader
 from shared.database.records import Job, Kind

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from api.inference.response_shape import in_openais_shape, response_in_openais_shape
 from api.inference.usage.taps import CompletionEvents, ResponseEvents, Tap, WholeBody
-from shared.database.keys import Key
+from shared.database.callers.key_records import Key
 from shared.database.usage import Amount, Usage, UsageAccount
 
 FLUSH_SECONDS = 2.0

@@ -8,7 +8,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt
 from api.services import ServicesDep
 from api.web.auth import BEARER, CallerDep, requires
 from api.web.params import Id, WholeList
-from shared.database.keys import DAY_SECONDS, LONGEST_OVERLAP_SECONDS, Key, KeyChange, KeyName
+from shared.database.callers.key_records import Key, KeyChange, KeyName
+from shared.database.callers.keys import DAY_SECONDS, LONGEST_OVERLAP_SECONDS
 from shared.database.tenancy import KeyLimits, Role, TenantName
 from shared.errors import Code, Forbidden
 

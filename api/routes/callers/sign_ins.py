@@ -21,7 +21,7 @@ from api.sign_in.transport import check_same_origin, check_transport, page_origi
 from api.web.auth import BEARER, CallerDep, TenantHeader, check_role, require_caller
 from api.web.params import Id, WholeList
 from api.web.request_guard import address_of
-from shared.database.sign_ins import SignIn, sign_in_not_found
+from shared.database.callers.sign_ins import SignIn, sign_in_not_found
 from shared.database.tenancy import Role
 from shared.errors import Code, InvalidRequest, MensError, Unauthenticated
 

@@ -21,7 +21,7 @@ from api.sign_in.people import name_of, person_of
 from api.sign_in.provider import IdentityProvider
 from api.sign_in.transport import check_same_origin, check_transport, page_origin
 from api.web.request_guard import address_of
-from shared.database.sign_ins import PendingSignIn
+from shared.database.callers.sign_ins import PendingSignIn
 from shared.errors import Code, Forbidden, InvalidRequest, NotFound
 
 CALLBACK = "/console/callback"

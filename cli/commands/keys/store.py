@@ -137,7 +137,7 @@ class LocalKeys:
         database = installed_database(settings)
         if not database:
             fail_with(no_installation(settings.home))
-        from shared.database.keys import Keys  # slow to import
+        from shared.database.callers.keys import Keys  # slow to import
 
         self._keys = Keys(database)
 
@@ -157,7 +157,7 @@ class LocalKeys:
 
     @_local_command()
     def change(self, key_id: str, change: Change) -> KeyRecord:
-        from shared.database.keys import KEY_NAME_PATTERN, KEY_NAME_RULE, KeyChange  # slow to import
+        from shared.database.callers.key_records import KEY_NAME_PATTERN, KEY_NAME_RULE, KeyChange  # slow to import
 
         if not re.fullmatch(KEY_NAME_PATTERN, name := change.get("name", "-")):
             raise InvalidRequest(Code.NAME_INVALID, f"The name is {name!r}; it must be {KEY_NAME_RULE}.", param="name")

@@ -10,9 +10,10 @@ from pydantic import Field
 from sqlalchemy import ColumnElement, and_, func, or_, select, true
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from shared.database.callers.key_records import Key
+from shared.database.callers.keys import tenant_keys
 from shared.database.connection import Database
 from shared.database.files.contents import is_pending
-from shared.database.keys import Key, tenant_keys
 from shared.database.queueing.quotas import QuotaUse, quota_uses
 from shared.database.tables.adapters import AdapterRow
 from shared.database.tables.files import FileRow, UploadRow

@@ -264,7 +264,7 @@ def test_streams_go_on_while_the_database_is_away(
         raise Unavailable(Code.DATABASE_UNAVAILABLE, "away")
 
     with api.stream("POST", "/v1/completions", json={"model": BASE, "stream": True}) as response:
-        monkeypatch.setattr("shared.database.keys.Keys.accept", fail)
+        monkeypatch.setattr("shared.database.callers.keys.Keys.accept", fail)
         monkeypatch.setattr("shared.database.change_counter.Changes.count", fail)
         app.state.services.lookup.invalidate()
         assert response.read().endswith(b"data: 49\n\n")

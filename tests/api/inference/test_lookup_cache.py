@@ -14,10 +14,10 @@ from sqlalchemy import event, text
 from api.inference import lookup_cache
 from api.inference.lookup_cache import LookupCache
 from shared.base_models.catalog import Catalog, save_catalog
+from shared.database.callers.keys import Keys
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
-from shared.database.keys import Keys
 from shared.database.leases import Leases
 from shared.database.names.aliases import Actor, Aliases
 from shared.database.routing import Routing

@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from api.polling.event_feed import EventFeed
 from api.settings import ApiSettings
 from shared.database import jobs
+from shared.database.callers.key_records import Key
 from shared.database.jobs import Jobs
-from shared.database.keys import Key
 from shared.database.leases import Leases
 from shared.database.records import Job, Kind, NewEvent, Submission
 from shared.errors import Code, Unavailable

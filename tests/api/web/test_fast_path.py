@@ -16,7 +16,7 @@ from api.services import ServicesDep
 from api.settings import ApiSettings
 from api.web.auth import CallerDep, KeyDep, require_caller, requires
 from api.web.fast_path import FastPathRoute, fast_path_calls
-from shared.database.keys import Keys
+from shared.database.callers.keys import Keys
 from shared.database.tenancy import SHARED, Role
 
 router = APIRouter(prefix="/v1", route_class=FastPathRoute)

@@ -12,8 +12,8 @@ import pytest
 from api.migrate import migrate
 from cli.client.connection import Connection
 from cli.standalone.home import api_key, lock_home, write_private
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
-from shared.database.keys import Keys
 from shared.errors import Code, InvalidRequest
 from shared.settings import Settings
 

@@ -22,9 +22,9 @@ from sqlalchemy.exc import OperationalError
 from api.migrate import migrate
 from cli.standalone.ports import free_port
 from shared.database import connection
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
-from shared.database.keys import Keys
 from shared.database.tables.base import UtcTime
 from shared.database.tables.schema import METADATA
 from shared.errors import Code, Unavailable

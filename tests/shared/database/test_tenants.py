@@ -11,12 +11,12 @@ from sqlalchemy import text
 
 from api.migrate import migrate
 from shared.database.adapters import Adapters, NewAdapter
+from shared.database.callers.keys import Keys
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
 from shared.database.files.files import Files
 from shared.database.job_results import ResultFile
 from shared.database.jobs import Jobs
-from shared.database.keys import Keys
 from shared.database.leases import Leases
 from shared.database.lists.job_filter import JobFilter
 from shared.database.names.aliases import Actor, Aliases

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
-from shared.database.keys import Keys
 from shared.database.usage import FIGURES, Amount, Group, Period, Usage, UsageAccount, UsageLine
 from shared.errors import Unavailable
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from shared.database.keys import KEY_PREFIX
+from shared.database.callers.key_secrets import KEY_PREFIX
 from shared.observability.log_context import VARIABLE, add_log_ids, current_ids, log_ids, to_environment
 from shared.observability.logs import REDACTED, LogFormat, TextFormatter, json_formatter, redact
 

@@ -17,6 +17,8 @@ from typing import Any, Literal
 import pytest
 
 from shared.artifacts.folder_storage import FolderStorage
+from shared.database.callers.key_records import Key
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
 from shared.database.evaluation.evals import Evals
 from shared.database.evaluation.items import EvalItems, StoredItem
@@ -24,7 +26,6 @@ from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
 from shared.database.job_states import JobState
 from shared.database.jobs import Jobs
-from shared.database.keys import Key, Keys
 from shared.database.leases import Lease, Leases
 from shared.database.records import Job, Kind
 from shared.database.tenancy import Role

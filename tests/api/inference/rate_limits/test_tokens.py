@@ -18,7 +18,7 @@ from api.inference.rate_limits.stores import (
     SharedStore,
 )
 from cli.standalone.ports import free_port
-from shared.database.keys import Key
+from shared.database.callers.key_records import Key
 from shared.database.tenancy import KeyLimits
 from shared.errors import Code
 from tests.support.rate_limits import key, limiter, refused, run

@@ -14,8 +14,8 @@ import pytest
 from api.inference.usage import meter as metering
 from api.inference.usage.meter import Meter
 from api.inference.usage.taps import CompletionEvents, ResponseEvents, WholeBody
+from shared.database.callers.key_records import Key
 from shared.database.connection import Database
-from shared.database.keys import Key
 from shared.database.tenancy import Role
 from shared.database.usage import FIGURES, Amount, Period, Usage, UsageAccount
 

@@ -16,8 +16,8 @@ from fastapi.testclient import TestClient
 from api.services import make_services
 from api.settings import ApiSettings, SignInRule
 from api.sign_in import provider as provider_module
+from shared.database.callers.sign_ins import PERSON_AGE
 from shared.database.overview.audit_log import AuditEvent, AuditFilter, AuditLog
-from shared.database.sign_ins import PERSON_AGE
 from shared.database.tenancy import Role
 from tests.support.api_installation import application_of
 from tests.support.doubles import FakeJobQueue

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from api.data_view import tenant_turns
 from api.settings import ApiSettings
-from shared.database.keys import Key
+from shared.database.callers.key_records import Key
 from shared.database.tenancy import KeyLimits, Role
 from shared.database.usage import Amount, UsageAccount
 

@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from shared.database.callers.key_records import Key
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
-from shared.database.keys import Key, Keys
 from shared.database.tables.keys import KeyRow
 from shared.database.tenancy import SHARED, KeyLimits, Role
 from shared.settings import Settings
@@ -38,7 +39,7 @@ def remote(installation: CliInstallation, tmp_path: Path) -> CliInstallation:
     """An installation elsewhere, and a machine with nothing but its address and the key of the operator alice."""
     installation.patch.setenv("MENS_HOME", str(tmp_path / "nothing"))
     # As if only the command line were installed.
-    for module in ("shared.database.connection", "shared.database.keys"):
+    for module in ("shared.database.connection", "shared.database.callers.keys"):
         installation.patch.setitem(sys.modules, module, None)
     return installation
 

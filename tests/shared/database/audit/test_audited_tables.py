@@ -15,11 +15,11 @@ SHARED = Path(__file__).resolve().parents[4] / "shared"
 BY_STATEMENT = {
     ("database/files/uploads.py", "update", "UploadRow"),  # uploads that expire
     ("database/files/uploads.py", "delete", "UploadRow"),  # those that have been over for long
-    ("database/keys.py", "update", "KeyRow"),  # last use
-    ("database/keys.py", "delete", "SignInCodeRow"),  # those of a rotated key, whose rotation is in the log
-    ("database/sign_ins.py", "update", "SignInRow"),  # last use
-    ("database/sign_ins.py", "delete", "SignInRow"),  # those that have expired
-    ("database/sign_ins.py", "delete", "SignInCodeRow"),
+    ("database/callers/keys.py", "update", "KeyRow"),  # last use
+    ("database/callers/keys.py", "delete", "SignInCodeRow"),  # those of a rotated key, whose rotation is in the log
+    ("database/callers/sign_ins.py", "update", "SignInRow"),  # last use
+    ("database/callers/sign_ins.py", "delete", "SignInRow"),  # those that have expired
+    ("database/callers/sign_ins.py", "delete", "SignInCodeRow"),
     ("database/leases.py", "update", "JobRow"),  # leases and delays of a clock that went back
     ("database/evaluation/items.py", "update", "EvalRunRow"),  # totals
     ("database/evaluation/runs.py", "delete", "EvalRunRow"),  # with its eval, whose deletion is in the log

@@ -13,10 +13,11 @@ from sqlalchemy.exc import DatabaseError
 from shared.database.adapters import Adapters
 from shared.database.audit.actors import AuditActor, acting
 from shared.database.audit.recorder import record
+from shared.database.callers.key_records import KeyChange
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
 from shared.database.deletions import Deletions
 from shared.database.jobs import Jobs
-from shared.database.keys import KeyChange, Keys
 from shared.database.leases import Leases
 from shared.database.names.aliases import Actor, Aliases
 from shared.database.overview.audit_log import AuditEvent, AuditFilter, AuditLog

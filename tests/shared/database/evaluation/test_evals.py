@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
 from shared.database.evaluation.evals import Eval, Evals
 from shared.database.evaluation.items import EvalItems, NewItem
@@ -13,7 +14,6 @@ from shared.database.evaluation.runs import EvalRuns
 from shared.database.files.files import Files
 from shared.database.job_states import FINAL, JobState
 from shared.database.jobs import Jobs
-from shared.database.keys import Keys
 from shared.database.leases import Lease, Leases
 from shared.database.records import Job, Kind
 from shared.database.tenancy import Role

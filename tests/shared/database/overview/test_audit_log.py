@@ -8,8 +8,8 @@ from typing import get_args
 import pytest
 
 from shared.database.audit.actors import ActorKind, AuditActor, acting
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
-from shared.database.keys import Keys
 from shared.database.overview.audit_log import AuditEvent, AuditFilter, AuditLog
 from shared.database.tenancy import SHARED
 from shared.errors import Code, Conflict

@@ -8,9 +8,9 @@ from decimal import Decimal
 import pytest
 
 from shared.database.audit.actors import AuditActor, acting
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
-from shared.database.keys import Keys
 from shared.database.leases import Leases
 from shared.database.overview.costs import COST_GROUPS, Costs, Payer, Prices
 from shared.database.usage import Amount, Period, Usage, UsageAccount

@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
 from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
 from shared.database.jobs import Jobs
-from shared.database.keys import Keys
 from shared.database.leases import Leases
 from shared.database.overview.tenants import Tenants
 from shared.database.queueing.quotas import Quotas

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
-from sqlalchemy import event, text, update
+from sqlalchemy import event, text
 
-from shared.database import sign_ins as sign_ins_module
+from shared.database.callers import sign_ins as sign_ins_module
+from shared.database.callers.key_records import Key, KeyChange
+from shared.database.callers.keys import Keys
+from shared.database.callers.sign_ins import MOST_OF_A_KEY, PENDING_LIFE, PendingSignIn, SignIn, SignInHalves, SignIns
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
-from shared.database.keys import Key, KeyChange, Keys, Person
-from shared.database.overview.audit_log import AuditFilter, AuditLog
-from shared.database.sign_ins import MOST_OF_A_KEY, PENDING_LIFE, PendingSignIn, SignIn, SignInHalves, SignIns
-from shared.database.tables.keys import KeyRow
 from shared.database.tenancy import Role
 from shared.errors import Code, MensError
 from tests.support.builders import at_once, snapshot
 from tests.support.clock import Clock
+from tests.support.refusals import code
+from tests.support.sign_ins import ALICE, TOKEN, challenge_of
 
 HOUR = 3600
-TOKEN = "t" * 43
-
-
-def challenge_of(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
-
-
-@pytest.fixture
-def sign_ins(database: Database) -> SignIns:
-    return SignIns(database)
 
 
 @pytest.fixture
@@ -52,12 +41,6 @@ def key_secret(created: tuple[Key, str]) -> str:
 def signed_in(sign_ins: SignIns, secret: str, token: str = TOKEN) -> tuple[SignIn, SignInHalves]:
     made, cookie = sign_ins.create(secret, challenge_of(token))
     return made, SignInHalves(cookie, token)
-
-
-def code(call: Any, *arguments: Any) -> str:
-    with pytest.raises(MensError) as caught:
-        call(*arguments)
-    return caught.value.code
 
 
 def test_both_halves_are_the_key_and_neither_is_stored(
@@ -288,9 +271,8 @@ def test_times_are_in_utc(sign_ins: SignIns, key_secret: str) -> None:
     assert abs(made.created_at - datetime.now(UTC)) < timedelta(minutes=1)
 
 
-# -- people --------------------------------------------------------------------------------------------------------------
+# -- the identity provider --------------------------------------------------------------------------------------------------------------
 
-ALICE = Person("https://id.example", "00u1", "alice@acme.example", "acme", Role.TRAINER)
 PENDING = PendingSignIn(challenge_of(TOKEN), "nonce", "verifier", "https://mens.example/console/callback")
 
 
@@ -314,59 +296,6 @@ def test_sign_in_that_has_begun_waits_ten_minutes(sign_ins: SignIns, clock: Cloc
     assert sign_ins.take_pending(early, TOKEN) == PENDING
     clock.advance(1)
     assert code(sign_ins.take_pending, late, TOKEN) == Code.SIGN_IN_STATE_INVALID
-
-
-def test_person_who_signs_in_several_times_at_once_has_one_key(sign_ins: SignIns, keys: Keys) -> None:
-    made = at_once(4, lambda _: sign_ins.create_for_person(ALICE, PENDING.challenge, "10.0.0.1")[0])
-    (key,) = keys.all("acme")
-    assert {each.key_id for each in made} == {key.id}
-    assert (key.name, key.subject, key.role) == ("alice@acme.example", "00u1", Role.TRAINER)
-
-
-def test_person_is_issuer_and_subject(sign_ins: SignIns, keys: Keys) -> None:
-    people = [ALICE, ALICE._replace(issuer="https://other.example"), ALICE._replace(subject="00u2")]
-    made = [sign_ins.create_for_person(person, PENDING.challenge, "")[0] for person in people]
-    assert len({each.key_id for each in made}) == 3
-    assert len({key.name for key in keys.all("acme")}) == 3
-
-
-def test_revoked_person_gets_another_key_at_the_next_sign_in(sign_ins: SignIns, keys: Keys) -> None:
-    (first, cookie) = sign_ins.create_for_person(ALICE, PENDING.challenge, "")
-    keys.revoke(first.key_id)
-    assert code(sign_ins.accept, SignInHalves(cookie, TOKEN)) == Code.SIGN_IN_ENDED
-    second, _ = sign_ins.create_for_person(ALICE, PENDING.challenge, "")
-    assert second.key_id != first.key_id
-
-
-def test_person_whose_key_has_expired_is_told_and_loses_former_rights(
-    sign_ins: SignIns, keys: Keys, clock: Clock
-) -> None:
-    made, _ = sign_ins.create_for_person(ALICE, PENDING.challenge, "")
-    keys.change(made.key_id, KeyChange(expires_at=clock.now + timedelta(minutes=1)))
-    sign_ins.create_for_person(ALICE, PENDING.challenge, "")
-    clock.advance(60)
-    assert code(sign_ins.create_for_person, ALICE, PENDING.challenge, "") == Code.KEY_EXPIRED
-    viewer = ALICE._replace(role=Role.VIEWER)
-    assert code(sign_ins.create_for_person, viewer, PENDING.challenge, "") == Code.KEY_EXPIRED
-    assert keys.get(made.key_id, "acme").role == Role.VIEWER
-    assert len(sign_ins.list("acme")) == 2
-
-
-def test_secret_that_a_persons_key_got_elsewhere_ends_at_the_next_sign_in(
-    sign_ins: SignIns, keys: Keys, database: Database
-) -> None:
-    made, _ = sign_ins.create_for_person(ALICE, PENDING.challenge, "")
-    with database.write() as session:
-        later = sign_ins_module.LONGEST_AGE + made.created_at
-        secrets = {"secret_sha256": challenge_of("mens-a"), "previous_secret_sha256": challenge_of("mens-b")}
-        session.execute(update(KeyRow).values(previous_secret_until=later, **secrets))
-    assert keys.authenticate("mens-a") == keys.authenticate("mens-b")
-    for _ in range(2):
-        sign_ins.create_for_person(ALICE, PENDING.challenge, "")
-    for secret in ("mens-a", "mens-b"):
-        assert code(keys.authenticate, secret) == Code.KEY_INVALID
-    actions = [each.action for each in AuditLog(database).list(AuditFilter(action="key"))]
-    assert actions == ["key.rotated", "key.created"]  # a sign-in alone gives no new secret
 
 
 def test_persons_sign_ins_are_deleted_before_the_change_is_counted(

@@ -7,7 +7,6 @@ in through the identity provider has a key too, without a secret.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
@@ -18,18 +17,11 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from shared.database.audit.actors import MAX_ACTOR, AuditActor, act_as, acting
+from shared.database.callers.key_records import Key
+from shared.database.callers.key_secrets import AcceptedSecret, accepted, expired, hash_secret
+from shared.database.callers.people import Person, add_person_key, lock_person_keys, revoke_person_keys
 from shared.database.change_counter import bump
 from shared.database.connection import Database, whole_milliseconds
-from shared.database.keys import (
-    AcceptedSecret,
-    Key,
-    Person,
-    accepted,
-    add_person_key,
-    expired,
-    lock_person_keys,
-    revoke_person_keys,
-)
 from shared.database.records import Value, new_id
 from shared.database.tables.keys import KeyRow, PendingSignInRow, SignInCodeRow, SignInRow
 from shared.errors import Code, NotFound, Unauthenticated
@@ -137,7 +129,7 @@ class SignIns:
             now = self._db.now(session)
             session.execute(delete(PendingSignInRow).where(PendingSignInRow.expires_at <= now))
             row = PendingSignInRow(
-                state_sha256=_hash(state),
+                state_sha256=hash_secret(state),
                 token_sha256=pending.challenge,
                 nonce=pending.nonce,
                 code_verifier=pending.code_verifier,
@@ -210,7 +202,7 @@ class SignIns:
                 id=new_id("signincode"),
                 tenant=key.tenant,
                 key_id=key.id,
-                code_sha256=_hash(code),
+                code_sha256=hash_secret(code),
                 expires_at=min(now + CODE_LIFE, until) if until else now + CODE_LIFE,
             )
             session.add(row)
@@ -295,7 +287,7 @@ class SignIns:
             id=new_id(SIGN_IN_ID),
             tenant=key.tenant,
             key_id=key.id,
-            cookie_sha256=_hash(cookie),
+            cookie_sha256=hash_secret(cookie),
             token_sha256=challenge,
             created_at=now,
             expires_at=min(until, latest) if until and until > now else latest,
@@ -307,8 +299,8 @@ class SignIns:
 
     def _by_halves(self, session: Session, halves: SignInHalves) -> tuple[SignInRow, KeyRow, datetime]:
         query = select(SignInRow, KeyRow).join(KeyRow, KeyRow.id == SignInRow.key_id)
-        rows = session.execute(query.where(SignInRow.cookie_sha256 == _hash(halves.cookie))).one_or_none()
-        if rows is None or not hmac.compare_digest(rows[0].token_sha256, _hash(halves.token)):
+        rows = session.execute(query.where(SignInRow.cookie_sha256 == hash_secret(halves.cookie))).one_or_none()
+        if rows is None or not hmac.compare_digest(rows[0].token_sha256, hash_secret(halves.token)):
             raise sign_in_ended()
         row, key_row = rows
         ends = (row.expires_at, row.last_used_at + LONGEST_IDLE, key_row.expires_at)
@@ -318,8 +310,8 @@ class SignIns:
         return row, key_row, until
 
     def _pending(self, session: Session, state: str, token: str, *, lock: bool = False) -> PendingSignInRow:
-        row = session.get(PendingSignInRow, _hash(state), with_for_update=lock)
-        is_of_page = row is not None and hmac.compare_digest(row.token_sha256, _hash(token))
+        row = session.get(PendingSignInRow, hash_secret(state), with_for_update=lock)
+        is_of_page = row is not None and hmac.compare_digest(row.token_sha256, hash_secret(token))
         if row is None or not is_of_page or self._db.now(session) >= row.expires_at:
             raise Unauthenticated(
                 Code.SIGN_IN_STATE_INVALID,
@@ -330,7 +322,7 @@ class SignIns:
         return row
 
     def _by_code(self, session: Session, code: str) -> tuple[SignInCodeRow, KeyRow]:
-        row = session.scalar(select(SignInCodeRow).where(SignInCodeRow.code_sha256 == _hash(code)))
+        row = session.scalar(select(SignInCodeRow).where(SignInCodeRow.code_sha256 == hash_secret(code)))
         key_row = session.get(KeyRow, row.key_id) if row else None
         now = self._db.now(session)
         if row is None or key_row is None or now >= row.expires_at or not _is_valid(key_row, now):
@@ -373,8 +365,3 @@ def _is_valid(row: KeyRow, now: datetime) -> bool:
 def _sign_in(row: SignInRow, key_name: str) -> SignIn:
     names = ("id", "key_id", "tenant", "created_at", "last_used_at", "expires_at")
     return SignIn(key_name=key_name, **{name: getattr(row, name) for name in names})
-
-
-def _hash(secret: str) -> str:
-    # Random bits, so a plain hash is enough, as for the secrets of keys.
-    return hashlib.sha256(secret.encode()).hexdigest()
