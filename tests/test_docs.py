@@ -71,7 +71,7 @@ def test_every_setting_is_documented(settings: type[BaseSettings]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "rows"), [("original-defects.md", 35), ("complaints.md", 15), ("faults.md", 42), ("threat-model.md", 36)]
+    ("page", "rows"), [("original-defects.md", 35), ("complaints.md", 15), ("faults.md", 43), ("threat-model.md", 36)]
 )
 def test_every_row_names_tests_that_exist(page: str, rows: int) -> None:
     table = [line for line in (ROOT / "docs" / page).read_text().splitlines() if line.startswith("| ")][1:]

@@ -354,14 +354,27 @@ def trainer_killed(site: Site) -> Iterator[None]:
     yield
 
 
-def clock_goes(run: TrialRun, seconds: int) -> None:
-    """The clock goes some way, the worker is lost, and the clock goes back: only the sweep can find its job."""
+def clock_goes_forth(run: TrialRun, seconds: int) -> None:
+    """The clock goes forth, the worker is lost, and the clock goes back: only the sweep can find its job."""
     assert run.site.clock
     run.train_to(10, epochs=LONG_EPOCHS // 2, publish=False)
     run.train("queued", publish=False, epochs=1)
     with run.suffering(clock_moved(run.site.clock, seconds)):
         time.sleep(OUTAGE_SECONDS)
         run.site.process("worker").kill()
+
+
+def clock_goes_back(run: TrialRun, seconds: int) -> None:
+    """The clock goes back and stays there, and the worker is lost: what is due by the clock has to go on an hour before it was."""
+    assert run.site.clock
+    job_id = run.train_to(10, epochs=LONG_EPOCHS, publish=False)
+    run.train("queued", publish=False, epochs=1)
+    with clock_moved(run.site.clock, -seconds):
+        with run.suffering(nullcontext()):
+            # By steps, not seconds: neither a fast nor a slow machine is at the job's end by then.
+            run.site.installation.wait_for_step(job_id, 30)
+            run.site.process("worker").kill()
+        run.until_over()
 
 
 def replica_hangs(run: TrialRun) -> None:
@@ -485,7 +498,11 @@ TRIALS: dict[str, Trial] = {
     "foreign-name": Trial("A tensor's name has half a surrogate pair", foreign_name, attempt=1, cheap=True),
     "clock-forth": Trial(
         "The clock goes forth an hour; a job trains, another is queued; the worker gets `kill -9`; the clock goes back",
-        partial(clock_goes, seconds=3600), layout="clock", attempt=3, resumed=True, seconds=2 * RECOVERY_SECONDS,
+        partial(clock_goes_forth, seconds=3600), layout="clock", attempt=3, resumed=True, seconds=2 * RECOVERY_SECONDS,
+    ),
+    "clock-back": Trial(
+        "The clock goes back an hour and stays there; a job trains, another is queued; the worker gets `kill -9`",
+        partial(clock_goes_back, seconds=3600), layout="clock", attempt=3, resumed=True, seconds=2 * RECOVERY_SECONDS,
     ),
     "database-killed": Trial(
         "PostgreSQL is away while a job trains",
