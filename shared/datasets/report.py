@@ -42,7 +42,7 @@ CONVERTED: dict[Conversion, str] = {
     "text parts": "have content in parts, which are joined by line breaks",
     "functions": "have functions in OpenAI's older form, which are read as tools and their calls",
     "refusal": "have a refusal, which is learnt as the answer",
-    "answers not to learn": "have answers marked as not to learn (train, training, trainable or loss false), which weigh 0",
+    "answers not to learn": "have answers marked as not to learn (train, loss or the like false, or masked), which weigh 0",
     "flat tools": "have tools of another program's form (flat, or with input_schema), which are read as functions",
     "tools as text": "have tools as a text of JSON, which is read",
     "flat calls": "have tool calls without `function`, which are read as calls of functions",

@@ -6,8 +6,8 @@ They become an unambiguous :class:`Record`, and each conversion is named for the
     function_call, functions              tool_calls with made ids (call_1 …), tools
     a turn by ``function``                the tool's turn that answers the last call of that name
     an answer's ``refusal``               its content
-    an answer's ``train`` (``training``,
-    ``trainable``, ``loss``): false       its weight 0
+    an answer's ``train``, ``loss`` …:
+    false, or ``masked``: true            its weight 0
     tools and calls of other programs     those of the chat API (``forms/tools.py``)
     ``reasoning``, ``thinking``           reasoning_content
     any other key, of a row, a turn,
@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from shared.datasets.forms.flags import FLAGS, ROW_FLAGS, flag_of, is_excluded
+from shared.datasets.forms.flags import FLAGS, ROW_FLAGS, is_excluded, is_learnt
 from shared.datasets.forms.recognition import MEDIA, RowForm, refers_to_media
 from shared.datasets.forms.tools import ToolConversion, tools_of_text, translated_tools, translated_turns
 from shared.datasets.rows import Labels, Message, Record, Role, RowCode, RowError, SyntaxSpan
@@ -63,6 +63,10 @@ class _WrittenMessage(msgspec.Struct, gc=False):
     training: Any = None
     trainable: Any = None
     loss: Any = None
+    loss_scale: Any = None
+    loss_mask: Any = None
+    mask: Any = None
+    masked: Any = None
     train_detail: Any = None
     reasoning_content: str | None = None
     # Names of thoughts at Ollama and in older data; other people's files may hold anything there.
@@ -289,7 +293,7 @@ def _weight(turn: _WrittenMessage, name: str, place: str, translated: Translated
         value = getattr(turn, flag)
         if value is None:
             continue
-        is_answer, meant = turn.role == "assistant", flag_of(value)
+        is_answer, meant = turn.role == "assistant", is_learnt(flag, value)
         if is_answer and meant is False:
             if turn.weight == 1:
                 raise _conflict(f"{place}.{flag}", "its weight is 1")

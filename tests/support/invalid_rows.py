@@ -216,11 +216,12 @@ def _excluded() -> list[tuple[bytes, RowCode]]:
     rows = [pair(**{name: False}) for name in ("label", "train", "training", "trainable", "loss")]
     rows += [chat(USER, ANSWER, label=False), line({"prompt": "Hi", "completion": "No", "label": False})]
     rows += [pair(**{name: value}) for name in ("train", "trainable") for value in (0, 0.0, "False")]
+    rows += [pair(loss_scale=0), pair(loss_mask=False), pair(mask=True), pair(masked="true"), pair(train="no")]
     rows += [pair(loss="false"), pair(weight=0), pair(weight=False), chat(USER, ANSWER, weight=0.0)]
     rows.append(chat(USER, ANSWER | {"train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]}))
     found = [(text, R.ROW_EXCLUDED) for text in rows]
     found += [(chat(USER, ANSWER | {"loss": value}), R.ROW_NOTHING_TO_LEARN) for value in (0, 0.0, "FALSE")]
-    found.append((chat(USER, ANSWER | {"train": False}), R.ROW_NOTHING_TO_LEARN))
+    found += [(chat(USER, ANSWER | flag), R.ROW_NOTHING_TO_LEARN) for flag in ({"train": False}, {"masked": True})]
     found.append((chat(USER, ANSWER | {"loss": False, "weight": 1}, USER, ANSWER), R.ROW_FIELD_CONFLICT))
     found.append((line({"instruction": "x", "output": "y", "history": [["a", "b"]]}), R.ROW_FIELD_CONFLICT))
     found.append((chat(USER | {"content": "<image> What is it?"}, ANSWER, images=["a.png"]), R.ROW_PART_UNSUPPORTED))

@@ -62,6 +62,31 @@ def test_refusal_becomes_the_answer() -> None:
     assert report.conversions == {"refusal": 1}
 
 
+NOT_TO_LEARN: list[dict[str, Any]] = [
+    *({name: value} for name in ("train", "training", "trainable", "loss", "loss_scale", "loss_mask")
+      for value in (False, 0, 0.0, "False", "no")),
+    *({name: value} for name in ("mask", "masked") for value in (True, 1, "true")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", NOT_TO_LEARN)
+def test_answer_that_is_marked_as_not_to_learn_weighs_nothing(flag: dict[str, Any]) -> None:
+    [row], report = read(chat(USER, ANSWER | flag, USER, ANSWER))
+    assert [turn.weight for turn in row] == [None, 0, None, None]
+    assert (report.conversions, report.unused_keys) == ({"answers not to learn": 1}, {})
+
+
+def test_answer_that_is_marked_as_to_learn_is_learnt() -> None:
+    for flag in ({"train": True}, {"loss": 1}, {"loss_scale": 1.0}, {"masked": False}, {"mask": "no"}, {"loss": None}):
+        [row], report = read(chat(USER, ANSWER | flag))
+        assert ([turn.weight for turn in row], report.conversions, report.unused_keys) == ([None, None], {}, {})
+
+
+@pytest.mark.parametrize("flag", [{"loss": 0.37}, {"loss_scale": [0.0, 1.0]}, {"mask": "User"}, {"train": "later"}])
+def test_flag_of_another_meaning_is_counted_as_not_used(flag: dict[str, Any]) -> None:
+    assert read(chat(USER, ANSWER | flag))[1].unused_keys == {f"messages[].{next(iter(flag))}": 1}
+
+
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_system_turn_may_be_empty(role: str) -> None:
     [row], _ = read(chat({"role": role, "content": ""}, USER, ANSWER))

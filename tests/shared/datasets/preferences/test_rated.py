@@ -79,7 +79,8 @@ def test_each_fault_has_its_code_and_place(row: dict[str, Any], code: str, field
     [
         (1, "label is 1; it must be true or false; `mens data convert --as-rated` writes it so"),
         ("false", "label is 'false'; it must be true or false; `mens data convert --as-rated` writes it so"),
-        ("yes", "label is 'yes'; it must be true or false"),
+        ("yes", "label is 'yes'; it must be true or false; `mens data convert --as-rated` writes it so"),
+        ("maybe", "label is 'maybe'; it must be true or false"),
     ],
 )
 def test_a_label_is_shown_as_it_is_written(label: object, reason: str) -> None:
