@@ -75,3 +75,17 @@ def test_trainer_leaves_a_replica_its_part_even_while_that_is_free(
     beside = choose_budget(CONTRACT, CONFIG, CUDA)
     assert gpu.limited == pytest.approx(0.5 - 1 / 24)
     assert beside.predicted_bytes <= 0.85 * 12 * GIB < alone.predicted_bytes
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_gpu_gives_torch_no_more_than_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = torch.cuda.get_device_properties(CUDA).total_memory
+    monkeypatch.setenv(gpu_share.VARIABLE, "0.1")
+    keep_to_share(CUDA)
+    try:
+        assert torch.empty(total // 50, dtype=torch.uint8, device=CUDA).is_cuda
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(total // 9, dtype=torch.uint8, device=CUDA)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, CUDA)
