@@ -88,7 +88,9 @@ class ApiSettings(AdapterRetentionSettings):
         30.0, gt=0, description="Longest silence of a client in the middle of a body; and its lead over 16 KiB/s."
     )
     max_connections: int = Field(
-        2000, gt=0, description="Client connections at once; answered and idle ones are closed for new ones."
+        2000,
+        gt=0,
+        description="Largest number of open client connections; idle ones without an open request are closed to admit new ones.",
     )
     trusted_proxies: str = Field(
         "", description="Addresses of proxies whose X-Forwarded-For names the client, comma-separated; `*`: of all."

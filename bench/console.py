@@ -80,7 +80,7 @@ class ConsoleBench:
         installation: the API. jobs: what it was filled with.
         states: what the browsers of people who are signed in have kept, by tenant.
         views: pages by server: ``mens`` and the peers.
-        options: of the command line.
+        options: options of the command line.
     """
 
     browser: Browser

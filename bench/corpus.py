@@ -57,7 +57,7 @@ class CorpusBench:
     """Measures the parts of a corpus.
 
     Args:
-        options: of the command line.
+        options: options of the command line.
 
     Raises:
         PeerMissing: the peer is not installed.

@@ -6,7 +6,7 @@ A replica (a paced fake, or with ``--vllm`` a real one), the API as ``python -m 
 as little of its own as it can. Requests are sent in turns, directly, through the API and through a proxy that only passes
 bytes (`bench/serving/gateway_bare.py`), so all see the same machine; the last is the least that any gateway in Python adds here.
 With ``--base smollm2`` replica and a plain vLLM (``plain``), with the same engine options and without Mens, serve
-SmolLM2-135M-Instruct, and the streaming speed is compared with the plain one's, for one stream and for sixteen.
+SmolLM2-135M-Instruct, and the streaming speed is compared with that of plain vLLM, for one stream and for sixteen.
 With ``--running`` replica and API are those of an installation that runs already, which the environment names.
 
 With ``--foreign-names`` a second installation takes its turn, which has this many names of another provider's models: it is
@@ -332,9 +332,7 @@ def main() -> int:
     parser.add_argument("--pace", type=float, default=5.0, help="milliseconds between the fake's tokens; 0: none")
     parser.add_argument("--foreign-names", type=int, default=0, help="names in a second installation, with the fake")
     parser.add_argument("--vllm", action="store_true", help="a real replica instead of the fake")
-    parser.add_argument(
-        "--base", choices=BASES, default="tiny", help="of the real replica; the real one implies --vllm"
-    )
+    parser.add_argument("--base", choices=BASES, default="tiny", help="base of the replica; smollm2 implies --vllm")
     parser.add_argument(
         "--running", action="store_true", help=f"the installation that these name: {', '.join(RUNNING)}"
     )

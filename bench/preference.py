@@ -38,7 +38,7 @@ PRELOADED = ("trl", "datasets", "worker.train", "worker.pretrain")
 def main() -> int:
     parser = bench_parser("bench.preference", __doc__)
     parser.add_argument(
-        "--base", choices=(TINY, SMOLLM2), default=TINY, help="what is trained; the real one has other sizes"
+        "--base", choices=(TINY, SMOLLM2), default=TINY, help="base to train; the real base is trained at other sizes"
     )
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps")
     parser.add_argument("--pairs", type=int, default=8, help="pairs of a step")

@@ -78,11 +78,13 @@ PRELOADED = ("trl.trainer.sft_trainer", "bitsandbytes", "datasets", "worker.trai
 
 def main() -> int:
     parser = bench_parser("bench.train", __doc__)
-    parser.add_argument("--base", choices=GOALS, default=TINY, help="what is trained; the real one has other sizes")
+    parser.add_argument(
+        "--base", choices=GOALS, default=TINY, help="base to train; the real base is trained at other sizes"
+    )
     parser.add_argument(
         "--quant",
         choices=("nf4", "none"),
-        help="quantisation of the base; default: nf4 for the tiny base, none for the real one",
+        help="quantisation of the base; default: nf4 for the tiny base, none for the real base",
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps")

@@ -279,8 +279,8 @@ def _missing_package(error: ModuleNotFoundError) -> MensError:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Return the exceptions that may still end a command. Called only after one did: HTTPX alone takes as long to
-    import as everything else.
+    """Return the other exceptions that may end a command. Called only after a command has failed, because HTTPX alone
+    takes as long to import as everything else.
     """
     import httpx
 

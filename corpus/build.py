@@ -45,7 +45,7 @@ def build(
     """Run the stages up to one of them; yield each action before it is carried out.
 
     Args:
-        path: of the recipe; its folder is where paths start.
+        path: the recipe's path; its folder is where paths start.
         to: the last stage.
         dry_run: whether only to yield the actions.
         evals: whose items must not be in the output.

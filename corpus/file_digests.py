@@ -65,7 +65,7 @@ class FileDigests:
         return sha256
 
     def save(self) -> None:
-        """Write the digests, without those of files that are missing, if they are others than before."""
+        """Write the digests, without those of missing files, if they have changed."""
         # Of a path in a closed folder, `Path.exists` raises an error.
         kept = {name: noted for name, noted in self._known.items() if os.path.exists(name)}  # noqa: PTH110
         kept |= self._used

@@ -30,7 +30,7 @@ class Provenance(msgspec.Struct, kw_only=True):
         source: kind and name: ``sql:telemetry``, ``file:faq.jsonl``, ``code:shared``, ``generate:support``.
         locator: place in the source: ``{file, line}``, ``{key, watermark}``, ``{repo, commit, path, lines}`` or
             ``{recipe, index, sample}``.
-        content_sha256: of the source's own content (line, tuple, unit) before anything was changed; None if personal data is replaced.
+        content_sha256: SHA-256 of the source's own content (line, tuple, unit) before anything was changed; None if personal data is replaced.
         license: an SPDX expression, or ``proprietary-own``.
         stages: marks of the stages that the row passed (``keys.py:stage_mark``), the first of them first.
         parents: ids of the rows or units that it was made from.

@@ -73,7 +73,7 @@ class CorpusRecipe(MixModel):
         pull: a table as a source (``reading/pull_spec.py:PullSpec``).
         extract: files as a source; their units become rows by ``pairs``.
         generate: rows from columns as a source.
-        filters: of the rows of all sources.
+        filters: filters of the rows of all sources.
         mix: the training file.
     """
 

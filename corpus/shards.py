@@ -77,7 +77,7 @@ class PartialFile:
 
     Attributes:
         bytes: that were written.
-        sha256: of the finished file.
+        sha256: SHA-256 of the finished file.
 
     Raises:
         Unavailable: ``STORAGE_FULL``, ``STORAGE_UNAVAILABLE``.
@@ -203,7 +203,7 @@ class StageWriter:
         kept: shards of an earlier run that stay, for a stage that only adds.
 
     Attributes:
-        key: of the index.
+        key: the index's key.
         report: counts for the index; the stage fills it.
         index: the finished output, after the context.
     """

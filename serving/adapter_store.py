@@ -52,7 +52,7 @@ class AdapterStore:
     """Fetches and verifies adapters of one base model. Safe to call from many threads.
 
     Args:
-        storage: of published adapters.
+        storage: storage of published adapters.
         base: the base model that is served.
         base_folder: its files; the tensors' shapes are read from their headers, once.
         cache: this process takes a folder of its own below it for the verified copies.

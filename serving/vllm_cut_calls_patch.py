@@ -108,8 +108,8 @@ def pieces_of(tokenizer: Any, tokens: Sequence[int], output: str, content: str) 
     """Return an answer's content in the pieces of its stream, its tokens; None if the tokens do not give its text.
 
     Args:
-        tokenizer: of the model.
-        tokens: of the whole output.
+        tokenizer: the model's tokenizer.
+        tokens: number of tokens of the whole output.
         output: the text of these tokens.
         content: the end of the output, after its reasoning.
     """
@@ -149,7 +149,7 @@ def streamed(parser: Any, pieces: Sequence[CallPiece], request: Any) -> tuple[st
 
     Args:
         parser: a new one, because vLLM's have a state.
-        pieces: of the answer.
+        pieces: the answer's pieces.
         request: that it answers.
     """
     state = parser._stream_state  # noqa: SLF001

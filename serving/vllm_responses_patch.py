@@ -33,7 +33,7 @@ def unkept(parser: Any, choice: Any) -> str | None:
 
     Args:
         parser: vLLM's class that reads tool calls; None: the replica has none.
-        choice: of a request with tools.
+        choice: choice of a request with tools.
     """
     if choice == "none":
         return None

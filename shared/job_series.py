@@ -27,7 +27,7 @@ class SeriesChunk(NamedTuple):
 
     Attributes:
         name: the series.
-        number: of the chunk, from 0.
+        number: the chunk's number, from 0.
         first_step: first step of the chunk that has a value. last_step: the last one.
         values: packed.
     """
@@ -89,7 +89,7 @@ def thinned(values: Sequence[float], first: int, size: int) -> Curve:
     finite, and the first and last point of all.
 
     Args:
-        values: of each step from ``first`` on; NaN if it has none.
+        values: values of each step from ``first`` on; NaN if it has none.
         first: their first step.
         size: steps of a bucket.
     """

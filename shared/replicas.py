@@ -44,7 +44,7 @@ class Fit(IntEnum):
     """How well a replica's weights suit an adapter; higher is better."""
 
     NONE = 0
-    """The twin, for an adapter of the unquantised base: another base than it was trained on."""
+    """The twin, for an adapter of the unquantised base, which was not trained on it."""
     SHIFTED = 1
     """The original, or a twin of another quantisation, for an adapter trained over NF4: served with a base shift."""
     EXACT = 2
@@ -76,10 +76,10 @@ class ReplicaCapabilities(BaseModel):
 
     Attributes:
         base: name of the served base.
-        base_digest: of the base whose adapters belong here; None when the replica was started without one.
-        served_digest: of the weights it serves; another one than ``base_digest`` on a dequantised twin.
+        base_digest: digest of the base whose adapters belong here; None when the replica was started without one.
+        served_digest: digest of the weights it serves; it differs from ``base_digest`` on a dequantised twin.
         twin_of: name of the base that it is the dequantised twin of.
-        double_quant: of the NF4 whose values a twin holds; None: it is not a twin, or of an earlier release.
+        double_quant: double quantisation of the NF4 whose values a twin holds; None: it is not a twin, or of an earlier release.
         dtype: in which vLLM computes, e.g. ``float32``; None when it is not reported.
         max_lora_rank: largest rank that it loads.
         max_model_len: longest context in tokens that its settings require; None: the model's own, or what fits.
@@ -162,7 +162,7 @@ def discover(urls: Sequence[str], dns: str = "") -> list[str]:
     Blocks for as long as the resolver takes.
 
     Args:
-        urls: of the static replicas.
+        urls: URLs of the static replicas.
         dns: ``host:port`` whose host has one address per replica, as a headless service has; empty: not used.
 
     Raises:

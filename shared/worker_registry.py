@@ -29,8 +29,8 @@ class WorkerMachine(BaseModel):
 
     Attributes:
         device: what a job whose device is ``auto`` trains on.
-        device_name: of the GPUs. devices: how many of them share a job.
-        memory_bytes: of the smallest of its GPUs. free_bytes: what other programs have left of it.
+        device_name: name of the GPUs. devices: how many of them share a job.
+        memory_bytes: bytes of the smallest of its GPUs. free_bytes: what other programs have left of it.
         host_bytes: main memory that it may use. cores: of its CPU that it may keep busy.
         sandbox: what code of graders runs in there, or why in nothing: a sentence.
         fault: reason for which the worker takes no job now, e.g. a full disk, with the worker's name: a sentence.

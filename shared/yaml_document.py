@@ -19,7 +19,7 @@ def read_document(text: str, model: type[Model], noun: str, invalid: Invalid) ->
     """Parse a mapping and validate it.
 
     Args:
-        noun: of the document, for messages: ``policy``.
+        noun: the document's noun, for messages: ``policy``.
 
     Raises:
         Exception: the one that ``invalid`` makes, for the first fault.

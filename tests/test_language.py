@@ -53,6 +53,14 @@ PHRASES = {
     r"\A\s*That\b": "a noun or a verb phrase",
     r"[.;]\s+What\s+\w+\s+\w(?![^?]*\?)": "a sentence that begins with its subject",
     r"(?:\A\s*|[.;:]\s+)Of\s+(?!course\b)(?=[a-z])": "a sentence that begins with its subject",
+    r"[.;]\s+So\s+(?:do|does|are|did)\b": "a sentence that begins with its subject, and 'also'",
+    r"(?m)^\s+\w+: of\b": "a description that begins with its noun",
+    r"(?i)\b(?:(?<!no )(?<!any )other|another)\s+\w+\s+than\b": "different from, other than",
+    r"(?i)\b(?:is|are|was|were)\s+others\b(?!')": "differ, have changed",
+    r"(?i)\bone's\b(?!\s+own)": "the noun again, in the possessive",
+    r"(?i)\bthe\s+most\s+(?:rows|tokens|bytes|copies|requests|that)\b": "the largest number of",
+    r"(?i)\b(?:the|a|its)\s+begin\b": "the beginning",
+    r"(?i)(?<!and )\bforth\b": "forward",
 }
 """Patterns of phrases that are not plain technical English, and what to write instead."""
 QUOTED = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)", re.DOTALL)

@@ -247,7 +247,7 @@ def _save(out: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast)
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         for file in partial.iterdir():
-            file.chmod(0o644)  # safetensors writes 0600, and the server may be another user than the worker
+            file.chmod(0o644)  # safetensors writes 0600, and the server may run as a different user from the worker
         partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

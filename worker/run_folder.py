@@ -120,7 +120,7 @@ class TemplateCheck(BaseModel):
     Attributes:
         base: the base's folder.
         template: file of the adapter's template.
-        arguments: of both templates.
+        arguments: arguments of both templates.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -24,7 +24,7 @@ class LineOffsets:
         """Return where the file continues after a number of lines; its end if it has fewer.
 
         Args:
-            deadline: of `time.monotonic`; None is returned after it, and the next call continues from there.
+            deadline: a time of `time.monotonic`; None is returned after it, and the next call continues from there.
         """
         while self._lines < line:
             if not self._read_on(file):

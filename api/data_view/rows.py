@@ -39,7 +39,7 @@ class RowReader:
     """Reads pages of one file.
 
     Args:
-        tokenizer: of the base; None: rows are checked and not tokenised.
+        tokenizer: the base's tokenizer; None: rows are checked and not tokenised.
         usual_length: length at which rows are cut if a caller names none.
         seconds: time for a page.
     """

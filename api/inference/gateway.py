@@ -99,7 +99,7 @@ class Gateway:
         Args:
             request: the request, its body not read yet.
             key: key whose limits and usage count.
-            tenant: tenant whose names apply; an operator's key may act for another tenant than its own.
+            tenant: tenant whose names apply; an operator's key may act for a tenant other than its own.
             path: path on the replica.
             validate: checks the request's body and returns the one to send.
             convert: gives a response the shape that the request's body asks for.

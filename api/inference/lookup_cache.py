@@ -150,7 +150,7 @@ class LookupCache:
             if accepted.sign_in_id is not None:
                 cached.sign_ins[digest] = accepted.sign_in_id
             if len(self._known) >= MAX_KNOWN_KEYS:
-                # So rare that an order of use would cost more: the next lookup of each key counts as an unknown one's.
+                # So rare that an order of use would cost more. The next lookup of each key counts as that of an unknown key.
                 self._known.clear()
             self._known.add(digest)
         now = now_seconds()

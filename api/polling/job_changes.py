@@ -50,8 +50,8 @@ class Wanted:
 
     Attributes:
         tenants: whose jobs, aliases and receipts.
-        kinds: of jobs; none: all.
-        types: of events; none: all.
+        kinds: kinds of jobs; none: all.
+        types: types of events; none: all.
         is_operator: whether it gets those of replicas.
     """
 

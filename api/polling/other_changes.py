@@ -34,9 +34,9 @@ class LoggedEvent(NamedTuple):
     """An event for the streams of those who see a tenant.
 
     Attributes:
-        type: of what has changed; None: for all streams.
+        type: type of what has changed; None: for all streams.
         tenant: whose job, alias or receipt has changed; None: a replica, for operators.
-        kind: of the job.
+        kind: the job's kind.
     """
 
     type: ChangeType | None

@@ -31,7 +31,7 @@ ETAG_SECONDS = 60
 EXPLANATIONS = {
     Reason.NEXT: "It is claimed by the next free worker.",
     Reason.PRIORITY: "The job before it has a higher priority.",
-    Reason.FAIR_SHARE: "The job before it is of a tenant that has used less GPU time in the last 24 hours, or was not served for longer.",
+    Reason.FAIR_SHARE: "The job before it belongs to a tenant that has used less GPU time in the last 24 hours, or has waited longer for its turn.",
     Reason.SUBMIT_ORDER: "The job before it was submitted earlier.",
     Reason.RETRY: "Its last attempt failed; it is tried again after a pause.",
     Reason.RUNNING_JOBS: "Its tenant runs as many jobs as its quota allows.",

@@ -15,7 +15,7 @@ from api.sign_in.transport import check_same_origin, is_secure
 from shared.database.callers.sign_ins import LONGEST_AGE, SignInHalves
 
 SIGN_IN_HEADER = "X-Mens-Sign-In"
-"""A header of its own makes every request of another origin one that the browser asks about first, and that is refused."""
+"""With a custom header, a browser sends a preflight before any request from another origin, and that is refused."""
 _RAW_HEADER = SIGN_IN_HEADER.lower().encode()
 
 

@@ -19,7 +19,7 @@ def person_of(claims: Mapping[str, Any], settings: ApiSettings) -> Person:
     """Return a person with the tenant of the first rule that matches one of their groups, and their highest role there.
 
     Args:
-        claims: of a verified ID token.
+        claims: claims of a verified ID token.
         settings: with the rules.
 
     Raises:

@@ -89,8 +89,8 @@ class IdentityProvider:
 
         Args:
             pending: the sign-in that the code answers.
-            code: of the provider's answer; it counts once.
-            issuer: of the provider's answer (RFC 9207); None: it has none.
+            code: code of the provider's answer; it counts once.
+            issuer: issuer of the provider's answer (RFC 9207); None: it has none.
 
         Raises:
             Unavailable: ``SIGN_IN_PROVIDER_UNAVAILABLE``. Unauthenticated: ``SIGN_IN_PROVIDER_INVALID``: the code is refused, or
@@ -183,7 +183,7 @@ class IdentityProvider:
             try:
                 metadata = self._ask("GET", self._issuer.rstrip("/") + DISCOVERY)
                 if metadata.get("issuer") != self._issuer:
-                    raise _invalid("its discovery names another issuer than MENS_OIDC_ISSUER")
+                    raise _invalid("its discovery names an issuer other than MENS_OIDC_ISSUER")
             except MensError as error:
                 self._found = (time.monotonic(), error)
                 raise

@@ -28,7 +28,7 @@ def check_transport(public_url: str, headers: Headers) -> None:
 
     Args:
         public_url: address by which browsers reach the API, by the settings; empty: only their own machine's.
-        headers: of the request.
+        headers: the request's headers.
 
     Raises:
         Forbidden: ``SIGN_IN_INSECURE``.

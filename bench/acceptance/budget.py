@@ -47,7 +47,7 @@ def run_work(name: str, work: StageWork, *, smoke: bool, seconds: float = SECOND
     A part that fails ends neither the stage nor the other parts, but in a smoke run, which is there to find faults.
 
     Args:
-        name: of the stage.
+        name: the stage's name.
         seconds: time for all parts.
 
     Returns:

@@ -37,7 +37,7 @@ class KernelFunctions:
 
     @classmethod
     def of(cls, device: str) -> KernelFunctions:
-        """Return those that run on a device."""
+        """Return the kernel functions that run on a device."""
         if device == "cpu":
             return cls("torch", {name: SimpleNamespace(apply=in_place) for name, in_place in IN_PLACE.items()})
         return cls("Triton", dict(KERNELS))

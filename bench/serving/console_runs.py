@@ -27,7 +27,7 @@ class SharedRuns:
 
     Attributes:
         count: number of runs.
-        steps: of each run but the long one.
+        steps: number of steps of each run but the long one.
         points: steps of the long one.
     """
 

@@ -28,7 +28,7 @@ def ping() -> None:
 def _start(attempt: Attempt) -> None:
     now = time.monotonic_ns()
     attempt.leases.finish(attempt.lease, {})
-    # Only now, so that the next job does not wait for this one's end.
+    # Only now, so that the next job does not wait for the end of this job.
     _redis.rpush(STARTED, now)
 
 

@@ -104,7 +104,7 @@ def counted_model(
     Args:
         config: the keys of its config.json.
         own_scan: linear attention is computed by the trainer's functions; else by transformers' reference.
-        dropout: of the adapter; with it PEFT's own layers compute.
+        dropout: the adapter's dropout; with it PEFT's own layers compute.
     """
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     with device:

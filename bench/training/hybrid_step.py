@@ -25,7 +25,7 @@ def seconds_of_both(tokens: int = TOKENS, rounds: int = 3) -> tuple[float, float
     """Return the processor seconds of a micro-batch by the trainer's functions and by the reference.
 
     Args:
-        tokens: of each of the two rows.
+        tokens: number of tokens of each of the two rows.
     """
     torch.set_num_threads(1)
     models = [counted_model(TINY_QWEN3_5, device=CPU, own_scan=own_scan) for own_scan in (True, False)]

@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def to_pairs(chats: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a pair for each two chats: the first one's prompt and answer, and the second one's answer."""
+    """Return a pair for every two chats: prompt and answer of the first chat, and the answer of the second."""
     return [
         {
             "prompt": chat["messages"][:-1],

@@ -29,7 +29,7 @@ def count_step(
 
     Args:
         config: the keys of the model's config.json.
-        tokens: of a row.
+        tokens: number of tokens of a row.
         variant: ``now`` the trainer as it is; ``recompute mlps`` and ``recompute blocks``; ``torch`` without
             Triton's kernels; ``reference`` with transformers' linear attention, and without kernels.
         passes: micro-batches; from the second on there are gradients before.

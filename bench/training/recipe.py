@@ -109,7 +109,7 @@ class TrainerOutcome:
     Attributes:
         tokens_per_second: useful tokens per second of the timed steps.
         tokens_per_cpu_second: the same by the CPU time of all threads, which other programs disturb less.
-        losses: mean loss per supervised token of each step; empty if a step has other rows than the recipe's.
+        losses: mean loss per supervised token of each step; empty if the rows of a step differ from the recipe's.
         grad_norms: gradient norms before clipping.
         peak_bytes: device memory on a GPU, resident set on a CPU.
         adapter: folder of the adapter.
@@ -162,7 +162,7 @@ class Trainers:
 
         Raises:
             VariantFailed: it ended with an error.
-            BenchFailed: it trained on other rows or at other rates than the recipe's.
+            BenchFailed: its rows or rates differ from the recipe's.
         """
         run_folder = self.folder / run_name
         run_folder.mkdir()
@@ -175,7 +175,7 @@ class Trainers:
         steps = [event for event in events if event["event"] == "step"]
         reports = [step["payload"] for step in steps]
         if [report["valid_tokens"] for report in reports] != [self.recipe.targets(at) for at in range(len(reports))]:
-            raise BenchFailed("the product's steps have other rows than the peers'")
+            raise BenchFailed("the rows of the product's steps differ from the peers'")
         if any(
             abs(report_of_step["learning_rate"] - rate) > 1e-12
             for report_of_step, rate in zip(reports, self.recipe.rates, strict=True)

@@ -33,7 +33,7 @@ TRL_SETTINGS: dict[str, dict[str, Any]] = {
     "padding-free": {"padding_free": True, "max_length": None},
     # The same steps as the product's, one row at a time: nothing to pad, and no mask.
     "single": {"per_device_train_batch_size": 1},
-    # Rows of one length together: a step has other rows than the product's.
+    # Rows of one length together: the rows of a step differ from the product's.
     "grouped": {"train_sampling_strategy": "group_by_length"},
 }
 

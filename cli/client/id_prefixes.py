@@ -82,7 +82,7 @@ class RowIds:
     def _containing(self, part: Part) -> Iterable[str]:
         if self.search is None:
             return (row["id"] for row in find_pages(self.path, **self.query))
-        # One page: the search may find other things than ids, and more of the id is quickly typed.
+        # One page: the search also matches fields that are not ids, and more of the id is quickly typed.
         rows = find_all(self.path, **self.query, limit=PAGE, **{self.search: part.end or part.start})
         return (row["id"] for row in rows)
 

@@ -12,7 +12,7 @@ from shared.hashing import digest_file
 
 
 def find_manifest(name: str) -> AdapterManifest:
-    """Return the manifest of an adapter: by id or its beginning, alias or foreign name; end the command if it does not exist."""
+    """Return the manifest of an adapter: by its id or the beginning of it, an alias or a foreign name; end the command if it does not exist."""
     name = resolve_adapter_id(name)
     record = find(f"/v1/adapters/{quote(name, safe='')}")
     if record is None:

@@ -27,7 +27,7 @@ def check_files(contract: FineTuneContract, files: Mapping[str, Path], *, keep_a
 
     Args:
         files: files by the contract field that will name them.
-        keep_all: leave the contract's filter out: a preset or a domain, which the API applies, may change it.
+        keep_all: do not apply the contract's filter, because a preset or a domain that the API applies may change it.
 
     Raises:
         DatasetInvalid: ``DATASET_LINE_INVALID``, ``DATASET_EMPTY`` or ``ROWS_OF_OTHER_METHOD``.

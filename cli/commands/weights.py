@@ -30,7 +30,7 @@ BYTES_PER_SECOND = 20e6
 """Speed of creating a twin on a slow core, in bytes of the base's files; measured: 269 MB of bfloat16 in 14 s of
 processor time."""
 DISK_RESERVE = 1 << 30
-"""Bytes that stay free on the disk in addition to a twin: jobs write there too."""
+"""Bytes that must stay free on the disk after a twin is written, because jobs write there too."""
 
 
 class ServedWeights(StrEnum):

@@ -1,4 +1,4 @@
-"""An adapter's files from the API into a folder, checked against its manifest."""
+"""Download an adapter's files from the API into a folder, and check them against its manifest."""
 
 from __future__ import annotations
 

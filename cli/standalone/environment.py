@@ -60,8 +60,8 @@ def _memory_setting(memory: int | None) -> dict[str, str]:
 def replica_environments(
     home: Path, bases: Sequence[str], ports: Mapping[str, str], memory: Sequence[int] = ()
 ) -> dict[str, dict[str, str]]:
-    """Return the settings of each replica's own program; the first one's are empty, since the shared environment has
-    its settings.
+    """Return the settings of each replica's own program; those of the first replica are empty, since the shared
+    environment has its settings.
 
     Args:
         home: the installation's folder.

@@ -157,7 +157,7 @@ class EvalIndex:
     """Index of the items of evals, as arrays that processes can share on disk.
 
     Args:
-        names: of the evals; of items ``(eval, number, side)`` in ``places``.
+        names: names of the evals; of items ``(eval, number, side)`` in ``places``.
     """
 
     def __init__(self, names: list[str], places: NDArray[np.uint32], arrays: dict[str, NDArray[Any]]) -> None:

@@ -35,7 +35,7 @@ class DuplicateFinder:
 
     Args:
         exact: whether equal rows are left out.
-        near: least similarity of near duplicates; None keeps them.
+        near: minimum similarity of near duplicates; None keeps them.
         expected_rows: about as many rows as will be added.
 
     Attributes:

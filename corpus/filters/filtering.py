@@ -35,7 +35,7 @@ class Filtering:
     """The stage for one source.
 
     Args:
-        files: of the source.
+        files: the source's files.
         label: the source's name in provenance and in the stage's name.
         secrets: whether rows that hold a secret are left out.
         redact: redactors of personal data, in order.

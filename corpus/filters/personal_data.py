@@ -60,7 +60,7 @@ class PatternRedactor:
     """Replaces values by placeholders such as ``<EMAIL_3f9a>``, the same for the same value.
 
     Args:
-        key: of the HMAC that makes a placeholder from a value; without it, none leads back.
+        key: key of the HMAC that makes a placeholder from a value; without it, none leads back.
     """
 
     KINDS: ClassVar = ("EMAIL", "PHONE", "IBAN", "CARD", "IP", "MAC", "AUTHORIZATION")

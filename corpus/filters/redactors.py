@@ -44,7 +44,7 @@ class Redactors:
 
     Args:
         names: ``patterns``, the name of an installed package's redactor, or the path of a file of rules.
-        key: of the placeholders; None draws one, so that the placeholders of two runs differ.
+        key: key of the placeholders; None draws one, so that the placeholders of two runs differ.
         folder: where paths of rules start.
 
     Attributes:

@@ -39,7 +39,7 @@ class PersonalDataFilter:
 
     Args:
         redactors: as :class:`Redactors`.
-        key: of the placeholders; None draws one.
+        key: key of the placeholders; None draws one.
         folder: where paths of rules start.
 
     Raises:

@@ -30,7 +30,7 @@ LIMIT_PATIENCE_SECONDS = 900.0
 READ_SECONDS = 600.0
 MAX_RESPONSE_BYTES = 16 << 20
 OF_THE_REQUEST = frozenset({400, 413, 422})
-"""Statuses by which only this request fails."""
+"""Statuses that fail this request only, and not the run."""
 MAY_HAVE_COST = frozenset({408, 500, 502, 504, *range(520, 525)})
 """Statuses after which the model may have answered: the caller pays for what a gateway, here also Cloudflare's, did not deliver."""
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
@@ -52,7 +52,7 @@ class _SentRequests:
     Attributes:
         most: that one attempt may use.
         reserved: that all of them may use.
-        count: of the attempts.
+        count: number of the attempts.
         lost: those on which the server may have worked, without a response that is stored.
         is_last_lost: whether the last attempt is one of these.
     """
@@ -91,9 +91,9 @@ class ModelAsker:
     """Answers of models, from the store or from their servers. Used by many threads.
 
     Args:
-        endpoints: of the models, by their names in the recipe.
-        redactors: of personal data, before a response is stored.
-        secret: of the digests by which responses are stored.
+        endpoints: endpoints of the models, by their names in the recipe.
+        redactors: redactors of personal data, before a response is stored.
+        secret: secret of the digests by which responses are stored.
         connections: most requests at once.
     """
 
@@ -279,7 +279,7 @@ class ModelAsker:
             text=redacted.texts[0],
             fault=fault,
             redactions=dict(redacted.counts.get(0, {})),
-            # Of a server that does not count, the most that it can be.
+            # If the server does not count, the largest number that it can be.
             prompt_tokens=most_prompt if counts.prompt_tokens is None else counts.prompt_tokens,
             answer_tokens=request.max_tokens if counts.completion_tokens is None else counts.completion_tokens,
             requests=requests,

@@ -47,7 +47,7 @@ class BudgetSpent(Exception):
 class SpendingMeter:
     """Counts what requests use, and keeps it within the bounds. Used by many threads.
 
-    Requests in flight count with the most that they may use, so the bounds hold at every moment, as far as servers count the tokens of a
+    Requests in flight count with the largest amount that they may use, so the bounds hold at every moment, as far as servers count the tokens of a
     prompt as at most its bytes.
 
     Args:

@@ -119,7 +119,7 @@ class UnitColumn(_Column):
 
     Attributes:
         path: folder of the units.
-        kinds: of the units that are taken; all without it.
+        kinds: kinds of the units that are taken; all without it.
     """
 
     sampler: Literal["unit"]

@@ -20,7 +20,7 @@ class ModelRequest:
     """A request to a model.
 
     Attributes:
-        name: of the model, in the recipe.
+        name: the model's name, in the recipe.
         options: further fields, such as ``temperature``.
         sample: number that tells apart requests with the same content.
     """

@@ -17,7 +17,7 @@ class ModelEndpoint:
     """A model behind OpenAI's route of chats.
 
     Attributes:
-        name: of the model in the recipe.
+        name: name of the model in the recipe.
         place: what identifies the server, in provenance and in keys of responses: its URL, or :data:`INSTALLATION`, whose address may
             change.
         url: with ``/v1``.

@@ -124,7 +124,7 @@ class Generation:
             if report.dropped:
                 writer.report["dropped"] = dict(sorted(report.dropped.items()))
             if report.stopped:
-                # Other bytes than those of the whole recipe, so another key.
+                # The bytes differ from those of the whole recipe, so the key does too.
                 writer.key = stage_key(self.name, self.version, {"rows": writer.rows}, {"whole": key})
                 writer.report["stopped"] = f"budget.{report.stopped.bound}"
             elif not writer.rows:

@@ -34,7 +34,7 @@ class ModelColumn(MixModel):
     Attributes:
         model: a name of ``MENS_REMOTE_MODELS``, else a model that the installation serves.
         system: template of the system prompt.
-        max_tokens: of one answer.
+        max_tokens: largest number of tokens of one answer.
         temperature: 0 asks equal prompts once; null leaves it to the server.
     """
 
@@ -46,7 +46,7 @@ class ModelColumn(MixModel):
 
     @property
     def requests(self) -> int:
-        """The most requests to the model for a row."""
+        """Largest number of requests to the model for a row."""
         return 1
 
     @property
@@ -93,7 +93,7 @@ class JudgeColumn(ModelColumn):
 
     Attributes:
         prompt: template of what is judged, and how.
-        range: of the number; the judge's is rounded.
+        range: the number's range; the judge's is rounded.
         least: rows with a smaller number are left out.
         labels: from which the judge chooses one, instead of a number.
         passing: rows with another label are left out.
@@ -135,7 +135,7 @@ class PreferColumn(ModelColumn):
     Attributes:
         prompt: template; without it, the prompt of the row.
         n: answers to each prompt.
-        grader: of one answer; a higher score is better.
+        grader: grader of one answer; a higher score is better.
     """
 
     method: Literal["prefer"]
@@ -221,11 +221,11 @@ class SelfAlignColumn(ModelColumn):
 
 
 class GenerationBudget(MixModel):
-    """The most that a recipe may use of models, with what the stored responses have used.
+    """Bounds on what a recipe may use of models, with what the stored responses have used.
 
     Attributes:
         requests: that are sent, with those that are sent again after a failure.
-        tokens: of prompts and answers, as the servers count them.
+        tokens: number of tokens of prompts and answers, as the servers count them.
         money: by ``prices``, in their currency.
     """
 
@@ -238,8 +238,8 @@ class Price(MixModel):
     """Price of a model, for a million tokens.
 
     Attributes:
-        input: of prompts.
-        output: of answers.
+        input: price of prompts.
+        output: price of answers.
     """
 
     input: Annotated[FiniteFloat, Field(ge=0)]

@@ -71,7 +71,7 @@ class ModelAccess:
         installation: returns the endpoint of a model that the installation serves.
         accepts_terms: whether the user says that the terms of the others permit training.
         concurrency: most requests at once; it does not change the rows.
-        redaction_key: of the corpus: of the placeholders for personal data, and of the digests of requests.
+        redaction_key: key of the corpus: of the placeholders for personal data, and of the digests of requests.
         sandbox: where code of models and graders runs.
         evals: whose items must not be in a row.
         progress: is called after each row with the number of rows that are done.
@@ -109,8 +109,8 @@ class ModelRows:
     """Makes rows by a recipe whose columns ask models.
 
     Args:
-        folder: of the recipe.
-        samplers: of the columns without a model, by name.
+        folder: the recipe's folder.
+        samplers: samplers of the columns without a model, by name.
         finish: makes the row of the values of its columns, and its provenance.
     """
 

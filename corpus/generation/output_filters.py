@@ -30,9 +30,9 @@ class OutputFilters:
     """The filters, with the fingerprints of the rows so far.
 
     Args:
-        redactors: of personal data.
+        redactors: redactors of personal data.
         evals: whose items must not be in a row.
-        rows: the most that will be filtered.
+        rows: largest number of rows that will be filtered.
     """
 
     def __init__(self, redactors: Redactors, dedup: Dedup, evals: Sequence[EvalContent], rows: int) -> None:

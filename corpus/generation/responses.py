@@ -33,7 +33,7 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Attributes:
         key: digest of the request, with its address and the number of the sample (:meth:`ModelRequest.key`).
-        name: of the model, in the recipe.
+        name: the model's name, in the recipe.
         model: as the server names it.
         revision: digest or version of the model, if the server says it: the adapter of an installation of Mens, else
             ``system_fingerprint``.
@@ -167,7 +167,7 @@ class ResponseStore:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                # Another line than a response, as after a damaged disk, is asked again.
+                # A line that is not a response, as after a damaged disk, is asked again.
                 if key := _key_of(line):
                     self._places[key] = (len(self._segments) - 1, self._size, len(line))
                 self._size += len(line)

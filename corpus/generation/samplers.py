@@ -46,7 +46,7 @@ def sampler_of(column: ColumnSpec, seed: int, folder: Path) -> Sampler:
     """Return the sampler of a column.
 
     Args:
-        folder: of the recipe, from which files are named.
+        folder: the recipe's folder, from which files are named.
 
     Raises:
         NotFound: ``CORPUS_SOURCE_MISSING``: a file.

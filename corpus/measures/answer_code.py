@@ -19,7 +19,7 @@ class CheckedCode:
     """Code of an answer with the result of its checker.
 
     Attributes:
-        check: of the code; if it can only be read as a part of a function, of that function.
+        check: check of the code, or of a function around it if the code can only be read as a part of a function.
         faults: why it cannot be read; none if it can.
     """
 

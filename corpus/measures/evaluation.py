@@ -99,10 +99,10 @@ class MeasuredRows:
 
     Attributes:
         total: lines.
-        rows: of these, training rows.
+        rows: number of these that are training rows.
         unsafe: rows with a secret.
         lanes, categories: rows by label.
-        scores: of the answers with code.
+        scores: scores of the answers with code.
         used: kinds of construct of these, with their language.
         known: all such kinds; None if a checker does not list them.
     """

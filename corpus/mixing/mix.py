@@ -74,7 +74,7 @@ def run_mix(
         strict: whether a missing or empty source that is not optional is an error. An empty output always is one.
 
         dry_run: whether to return before anything is written.
-        digest: of sources, and of the output before.
+        digest: digest of sources, and of the output before.
 
     Raises:
         NotFound: ``CORPUS_SOURCE_MISSING``.

@@ -48,7 +48,7 @@ class Holdout(MixModel):
     """Rows that become the validation file.
 
     Attributes:
-        rows: the most rows of it.
+        rows: its largest number of rows.
         by: rows of one group are all held out, or none: ``source_group`` (repository, table's key or file, from the provenance),
             ``path`` (the file in a repository), or a label of the rows.
     """
@@ -62,7 +62,7 @@ class Dedup(MixModel):
 
     Attributes:
         exact: equal rows but for case and white space.
-        near: least similarity of near duplicates; null keeps them.
+        near: minimum similarity of near duplicates; null keeps them.
     """
 
     exact: bool = True
@@ -73,7 +73,7 @@ class Decontaminate(MixModel):
     """Evals whose items must not be in the output.
 
     Attributes:
-        files: of items: JSONL, or a list of JSON.
+        files: files of items: JSONL, or a list of JSON.
         policies: also the evals of the tenant at the installation, and the files that its policies name.
     """
 

@@ -24,7 +24,7 @@ class SourceReport(msgspec.Struct, kw_only=True):
         path: as in the mix file, and ``resolved_path`` where it was found.
         source_fingerprint: SHA-256 of its content.
         input_lines: lines of it, without blank ones.
-        repeats: the most copies of a row.
+        repeats: largest number of copies of a row.
         emitted_lines: rows in the output.
         skipped_reason: why the output has no row of it.
         share_of_output: 0 to 1, in rows.
@@ -53,7 +53,7 @@ class FoundOverlap(msgspec.Struct, frozen=True):
     """A row that holds a part of an item of an eval.
 
     Attributes:
-        line: of the row, in a file of its source.
+        line: the row's line, in a file of its source.
         left_out: whether the part is so large that the row is left out.
     """
 
@@ -117,7 +117,7 @@ def is_current(before: MixReport | None, now: MixReport, folder: Path, digest: D
 
     Args:
         now: the report of the mix before it runs, with the fingerprints of its sources.
-        folder: of the output.
+        folder: the output's folder.
     """
     if before is None or _inputs(before) != _inputs(now) or not before.files:
         return False

@@ -245,6 +245,6 @@ def _empty_output(report: MixReport) -> InvalidRequest:
     return InvalidRequest(
         Code.CORPUS_OUTPUT_EMPTY,
         f"The mix would be empty: {why}. Nothing was written.",
-        remedy="Check lanes, weights, holdout and shares: each `max_share` needs rows of a source without one.",
+        remedy="Check lanes, weights, holdout and shares: a source with a `max_share` needs rows of a source that has none.",
         details={"dropped": report.dropped},
     )

@@ -52,8 +52,8 @@ class PieceTask:
     """A part of a source, and what becomes of its rows.
 
     Attributes:
-        name: of the source, in the provenance of rows without one.
-        file: of the part, in the same.
+        name: the source's name, in the provenance of rows without one.
+        file: the part's file, in the same.
         target: the piece's file, without its ending.
         include: lanes that are kept; None keeps all.
         near: whether sketches are needed.
@@ -86,7 +86,7 @@ class MixPiece:
         lines: that were read, without blank ones at the end.
         dropped: rows that are left out, by code.
         sketched: the fingerprints of the rows that are kept.
-        ratings: of these; 0 for an unrated row.
+        ratings: ratings of these; 0 for an unrated row.
         groups: hashes of the groups of these, if rows are held out.
         labels: the table that entries name.
         overlaps: rows that hold a part of an item of an eval, by line number.

@@ -74,7 +74,7 @@ class _MixedRow:
 
     Attributes:
         lane: which the mix selects by; the row's own may be missing.
-        keys: of the line, not decoded.
+        keys: the line's keys, not decoded.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""The selection: which rows are held out, and where the output of each source ends by its share and the most rows."""
+"""The selection: which rows are held out, and where the output of each source ends, by its share and the output's limit of rows."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def find_bounds(keys: Sequence[Keys], shares: Sequence[float | None], most: int 
     Args:
         keys: places of the rows of each source that are kept.
         shares: the largest share of each source.
-        most: the most rows of the output.
+        most: largest number of rows of the output.
     """
     total = allowed_rows([len(places) for places in keys], shares, most)
     ends = [

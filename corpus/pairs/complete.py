@@ -1,4 +1,4 @@
-"""Rule ``complete``: the begin of a function → the rest of it."""
+"""Rule ``complete``: the beginning of a function → the rest of it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def misspell(code: str, number: int) -> str | None:
         return None
     word = words[number % len(words)]
     name = word[0]
-    # The last two letters that differ: the begin of a name says what it means.
+    # The last two letters that differ: the beginning of a name says what it means.
     for place in range(len(name) - 1, 0, -1):
         if name[place] != name[place - 1]:
             other = f"{name[: place - 1]}{name[place]}{name[place - 1]}{name[place + 1 :]}"

@@ -46,7 +46,7 @@ class Pairing:
     Args:
         sources: folders that ``extract`` has written.
         rules: names of rules; empty: all.
-        processes: of checkers; None: one for each processor. The output does not depend on it.
+        processes: number of processes of checkers; None: one for each processor. The output does not depend on it.
 
     Raises:
         InvalidRequest: ``CORPUS_RULE_UNKNOWN``.
@@ -124,7 +124,7 @@ class _NamedUnits:
     """Functions by name; only their places are held in memory. A context manager, thread-safe.
 
     Args:
-        shards: of units.
+        shards: shards of units.
     """
 
     def __init__(self, shards: Sequence[Path]) -> None:

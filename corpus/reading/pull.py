@@ -2,7 +2,7 @@
 
     time of the source ─► snapshot ─► pages in the order (watermark, key) ─► row template ─► secrets, personal data ─► shards ─► state
 
-Rows are read up to an upper end: now less the lag, and not beyond the begin of a transaction that still runs, because a row may be committed later
+Rows are read up to an upper end: now minus the lag, and not beyond the beginning of a transaction that still runs, because a row may be committed later
 than the time that it carries. The next pull begins ``lag`` before the last row and leaves out the versions that it has.
 """
 
@@ -90,7 +90,7 @@ def pull(
     """Add the rows that are new since the last pull to a folder, or without a watermark pull all of them again.
 
     Args:
-        redaction_key: of the placeholders; None draws one.
+        redaction_key: key of the placeholders; None draws one.
         rules_folder: where the paths of redaction rules start.
         restart: whether a folder whose query or redaction has changed is pulled again as a whole, instead of refused.
         snapshot_seconds: time after which the pull continues in a new transaction.

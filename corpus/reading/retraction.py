@@ -22,8 +22,8 @@ class AffectedFile(msgspec.Struct):
     """A file with rows that were made of retracted keys.
 
     Attributes:
-        path: of the rows.
-        sha256: of the file; adapters that were trained on it have it in their manifest.
+        path: path of the rows.
+        sha256: the file's SHA-256; adapters that were trained on it have it in their manifest.
         rows: number of such rows.
     """
 
@@ -101,7 +101,7 @@ def find_affected(
     """Yield the files below a folder that have rows made of these keys of a pull.
 
     Args:
-        folder: of the pull, which names its source.
+        folder: the pull's folder, which names its source.
         skipped: receives the files that have the name of a file of provenance, and another content.
     """
     state = read_state(folder)

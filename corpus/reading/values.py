@@ -109,7 +109,7 @@ class Watermark:
         """Refuse texts that do not sort by time.
 
         Args:
-            forms: of the column's values: what stands between date and time, and the zone.
+            forms: forms of the column's values: what stands between date and time, and the zone.
 
         Raises:
             InvalidRequest: ``CORPUS_COLUMN_UNSUPPORTED``.

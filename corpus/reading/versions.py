@@ -1,7 +1,7 @@
 """Versions of pulled rows: which row of a key counts. Memory holds 24 bytes per version, never a key or a text.
 
-A version ends those of its key before it. So does a version that was left out, a deletion that ``--full`` found, and the wish of a
-person that a key never comes again: these are marks, each at a place between two rows.
+A version ends those of its key before it. A version that was left out, a deletion that ``--full`` found, and a
+person's wish that a key never comes again do the same: these are marks, each at a place between two rows.
 """
 
 from __future__ import annotations

@@ -60,11 +60,11 @@ class PullWindow:
         return self._snapshot.pages(self._query(order), rows=self._spec.limit)
 
     def order(self, row: Sequence[Any]) -> tuple[Any, ...]:
-        """Return a row's values of the order's columns."""
+        """Return a row's values in the columns that the rows are ordered by."""
         return tuple([row[number] for number in self._numbers])
 
     def key(self, row: Sequence[Any]) -> list[Any]:
-        """Return a row's values of the key's columns."""
+        """Return a row's values in the columns of the key."""
         return [row[number] for number in self._numbers[len(self._numbers) - len(self._spec.key) :]]
 
     def locator(self, row: Sequence[Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class UnitRow(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         id: the same for the same unit in every file and corpus.
-        path: of its file, from the repository's root, or from the folder that was named.
+        path: path of its file, from the repository's root, or from the folder that was named.
         richness: as :attr:`shared.checkers.unit.Unit.richness`.
         staleness: 0 to 3, one for each 90 days between the last commits of a document and of its repository.
         checks: what was found out about the unit.

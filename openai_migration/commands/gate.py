@@ -93,7 +93,7 @@ def gate(
         typer.Option(
             "--judge",
             metavar="[MODEL=]NAME",
-            help="Model of the installation that judges for graders that use MODEL at OpenAI; may be repeated. Default: MODEL, if it is served here.",
+            help="Model of the installation to use as the judge in place of OpenAI's MODEL, in graders that name it; may be repeated. Default: MODEL, if it is served here.",
             default_factory=list,
             show_default=False,
         ),

@@ -98,7 +98,7 @@ def _models_of(criterion: Mapping[str, Any]) -> Iterator[str]:
 
 
 def find_judges(client: httpx.Client, names: Iterable[str], choices: Mapping[str, str], candidate: Candidate) -> Judges:
-    """Return the model of the installation that judges for each name.
+    """Return, for each name, the model of the installation that judges in its place.
 
     Args:
         choices: the user's choice, by the name in graders; the empty name stands for all others.

@@ -141,7 +141,7 @@ def length(prompt: RecordedPrompt, answer: GateAnswer) -> float | None:
 
 
 def writing_system(prompt: RecordedPrompt, answer: GateAnswer) -> float | None:
-    """Score whether the answer uses the recorded one's writing system; None if that has no letters."""
+    """Score whether the answer uses the writing system of the recorded answer; None if that answer has no letters."""
     expected = _script(prompt.answer.text)
     return float(_script(answer.text) == expected) if expected else None
 
@@ -165,7 +165,7 @@ PAIRED: dict[str, Measure] = {
 }
 """Forms in which the new model must not be worse than the old one."""
 ALIKE: dict[str, tuple[Measure, float]] = {"writing_system": (writing_system, 0.95), "length": (length, 0.8)}
-"""Forms that are compared with the recorded answer, and the least share of answers that must be like it; a larger
+"""Forms that are compared with the recorded answer, and the minimum share of answers that must be like it; a larger
 margin lowers it."""
 SHOWN_ONLY = frozenset({"length"})
 """A shorter answer may be the better one."""

@@ -73,7 +73,7 @@ def read_answers_file(path: Path, model: str) -> list[RecordedAnswer]:
 
 
 def _read_answer(line: bytes, model: str) -> RecordedAnswer:
-    """Parse an answer; a `LineFault` gives the reason why the line is not one."""
+    """Parse an answer, or return a `LineFault` that says why the line is not an answer."""
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -52,7 +52,7 @@ class CheckLimits:
     """Limits of one grammar's cost.
 
     Attributes:
-        seconds: of processor time, to compile it and to follow it for some tokens.
+        seconds: processor time to compile it and to follow it for some tokens.
         white_space: characters of white space that JSON may have in a row.
     """
 
@@ -66,7 +66,7 @@ class CompileCheck:
 
     Args:
         vocabulary: returns xgrammar's vocabulary as JSON; called in a thread, at the first check.
-        limits: of one grammar.
+        limits: limits of one grammar.
     """
 
     def __init__(self, vocabulary: Callable[[], str], limits: CheckLimits) -> None:

@@ -49,7 +49,7 @@ def apply_patch(seconds: float) -> None:
     """Put the bounds into vLLM, in this process. Idempotent.
 
     Args:
-        seconds: of processor time that one grammar may take to compile.
+        seconds: processor time that one grammar may take to compile.
     """
     if getattr(AsyncLLM.add_request, "checks_grammars", False):
         return

@@ -47,9 +47,9 @@ class CacheSizes:
 
     Attributes:
         max_model_len: tokens of the longest sequence; None leaves it to vLLM.
-        cache_bytes: of the KV cache; None leaves it to vLLM.
+        cache_bytes: size of the KV cache; None leaves it to vLLM.
         own_len: tokens that the base accepts, if the served length is shorter for lack of memory.
-        sequences: of the served length that the cache holds at once; None if vLLM decides.
+        sequences: number of sequences of the served length that the cache holds at once; None if vLLM decides.
     """
 
     max_model_len: int | None
@@ -113,8 +113,8 @@ def choose_cache(
 
     Args:
         settings: the replica's.
-        config: of the served base.
-        sizes: of adapters.
+        config: config of the served base.
+        sizes: sizes of adapters.
         dtype: in which the engine computes.
         own_len: tokens that the base accepts; None: its files name no length.
         memory: bytes that the replica may use.

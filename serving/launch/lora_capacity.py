@@ -45,7 +45,7 @@ class LoraSizes:
         max_rank: largest rank that is served, one of vLLM's own.
         max_loras: different adapters in a batch.
         max_cpu_loras: adapters in memory.
-        adapter_bytes: of one adapter of the largest rank, in all engine processes together.
+        adapter_bytes: size of one adapter of the largest rank, in all engine processes together.
         room: bytes of memory that adapters may take.
     """
 
@@ -82,7 +82,7 @@ def choose_sizes(
 
     Args:
         settings: the replica's.
-        config: of the served base.
+        config: config of the served base.
         dtype: in which the engine computes, or ``auto``.
         stored_rank: largest rank of a stored adapter of this base; 0 without one.
         memory: bytes that this machine or container has.

@@ -44,7 +44,7 @@ class Launch:
 
     Attributes:
         folder: the base's files, verified. base_digest: the digest that they were verified against.
-        config: of the base. dtype: the one that vLLM is started with.
+        config: the base's config. dtype: the one that vLLM is started with.
         threads: that compute, on a CPU.
         end_ids: token ids at which every answer ends, ascending; empty for a base without a usable chat template, which
             vLLM stops at the end tokens of the base's config files.
@@ -104,7 +104,7 @@ def check_signature(settings: ServingSettings, entry: BaseModelEntry, folder: Pa
 
     Raises:
         ArtifactInvalid: ``MODEL_UNSIGNED``, ``MODEL_SIGNATURE_INVALID``; ``BASE_DIGEST_MISMATCH``: the manifest that is
-            signed is of other files than those that are served.
+            signed does not describe the files that are served.
     """
     is_merged = entry.merged_from is not None or (folder / MODEL_MANIFEST_NAME).exists()
     if settings.serving_trusted_keys is None or not is_merged:

@@ -17,7 +17,7 @@ class CacheLimit:
     Args:
         unloader: drops an adapter from the engine before its files are removed.
         open_store: returns the store of verified adapters.
-        max_bytes: of all adapters together; None: no limit.
+        max_bytes: largest number of bytes of all adapters together; None: no limit.
     """
 
     def __init__(self, unloader: Unloader, open_store: Callable[[], AdapterStore], max_bytes: int | None) -> None:

@@ -61,7 +61,7 @@ class Verdict:
 
     Attributes:
         fault: its description; None without a fault.
-        logprob: of its first token, in nats.
+        logprob: log-probability of its first token, in nats.
         is_certain: a sound engine cannot have given this answer, or silence.
     """
 
@@ -225,7 +225,7 @@ def judge(status: int, body: bytes, reference: float | None) -> Verdict:
     """Return the verdict on one answer.
 
     Args:
-        status: of the response. body: a completion in OpenAI's shape.
+        status: the response's status. body: a completion in OpenAI's shape.
         reference: the first token's log-probability after the start; None when this is that answer.
     """
     try:

@@ -70,7 +70,7 @@ class Unloader:
         """Advance the unload of an adapter; the caller repeats the call until it is unloaded. Idempotent.
 
         Args:
-            adapter_id: of an adapter that the storage no longer has.
+            adapter_id: id of an adapter that the storage no longer has.
             engine: where it may be loaded.
             drain_seconds: time that requests in flight may take, counted from the first call.
 

@@ -134,7 +134,7 @@ def _check_digests(sidecar: SidecarV2 | SidecarV3, base_digests: Mapping[str, st
     """Compare the digests that our own exports add to the original's fields; the original itself recorded none."""
     for name, recorded in (sidecar.base_digests or {}).items():
         if base_digests.get(name, recorded) != recorded:
-            raise _other_base(f"The adapter was trained on another base than this one: {name} differs.", name)
+            raise _other_base(f"The adapter was trained on a different base: {name} differs.", name)
     if sidecar.tensor_digest not in (None, digest_file(weights)):
         raise ArtifactInvalid(
             Code.ADAPTER_DIGEST_MISMATCH,

@@ -27,8 +27,8 @@ class FileCache:
     """A folder of copies.
 
     Args:
-        folder: of the copies; made at the first one.
-        max_bytes: of all copies together. Copies in use stay, even beyond this limit.
+        folder: folder of the copies; made at the first one.
+        max_bytes: largest number of bytes of all copies together. Copies in use stay, even beyond this limit.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -42,7 +42,7 @@ class FileCache:
         """A copy, fetched if it is missing; it stays until the `with` block ends.
 
         Args:
-            sha256: of the bytes. They are checked when they have been fetched.
+            sha256: SHA-256 of the bytes. They are checked when they have been fetched.
             size: returns their number, so that room is made before they are fetched.
             fetch: writes the bytes into a new file.
             verify: also read a copy that is there already, and fetch it again if it was changed.

@@ -41,7 +41,7 @@ class ImportRequest:
         base: the base by content, and its folder.
         name: left part of the adapter's id.
         sidecar_digest: SHA-256 of the sidecar's bytes.
-        contract_digest: of the import's contract.
+        contract_digest: digest of the import's contract.
         template_digest: SHA-256 of the base's chat template.
         template_arguments: that the adapter was trained with.
     """

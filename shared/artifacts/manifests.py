@@ -225,7 +225,7 @@ def verify_base(manifest: AdapterManifest, base_digests: dict[str, str]) -> None
         if manifest.base_digests.get(name) != base_digests.get(name):
             raise ArtifactInvalid(
                 Code.ADAPTER_BASE_MISMATCH,
-                f"The adapter was trained on another base than this one: {name} differs.",
+                f"The adapter was trained on a different base: {name} differs.",
                 remedy=f"Use the base {manifest.base_model} that it was trained on, or train it again on this one.",
                 param=name,
             )

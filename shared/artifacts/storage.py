@@ -131,7 +131,7 @@ class Storage(Protocol):
         """Store an artifact from a local folder: the named files first, the manifest last. Idempotent.
 
         Args:
-            kind: of the artifact.
+            kind: the artifact's kind.
             digest: SHA-256 of the manifest's bytes, the artifact's identity.
             source: folder that holds the files.
             names: plain names of the files other than the manifest.

@@ -85,7 +85,7 @@ class TwinOf(ModelValue):
 
 
 class MergedFrom(ModelValue):
-    """The merged model of a base. Such a base is offered once its replicas were measured (docs/certificates.md)."""
+    """The merged model that a base was made from. The base is offered once its replicas are measured (docs/certificates.md)."""
 
     digest: Sha256 = Field(description="SHA-256 of the merged model's manifest.")
     adapter_id: str
@@ -158,7 +158,7 @@ class Catalog(ModelValue):
         served.
 
         Args:
-            name: of the default base.
+            name: name of the default base.
             serves_adapters_of: whether a replica serves the adapters of the base of a digest; None: not known.
 
         Raises:

@@ -62,7 +62,7 @@ class _Pass:
 
     Args:
         text: its lines end with a line feed.
-        tree: of the text.
+        tree: the text's syntax tree.
         constructs_of: names of the constructs that each class of node is.
     """
 

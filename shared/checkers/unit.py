@@ -23,11 +23,11 @@ class Unit:
     Attributes:
         kind: ``block`` is a fenced block of a document, ``query`` a statement with a comment before it.
         name: a method's begins with its class: ``Stack.push``; a section's is its heading.
-        language: of ``code``.
+        language: language of ``code``.
         code: its lines, without the indentation of the place where it stands.
         first_line, last_line: its place in the file, from 1.
         signature: everything before the docstring or the first statement: decorators and ``def``.
-        docstring: of code; the comment before a query; the sentence before a block.
+        docstring: docstring of code; the comment before a query; the sentence before a block.
         head_lines: how many lines of ``code`` are signature and docstring; 0 if the body begins on the same line.
         context: the imports that it uses, one per line; the tables that a query reads.
         uses: other names that it uses of its module.

@@ -28,7 +28,7 @@ class Compiler:
         file: the code's file name there, as the arguments name it.
         folders: folders of this machine that it needs besides the C library: its further programs, its headers. They
             are bound read-only, and files in them may be executed; nothing else may.
-        variables: of its environment, besides the few that every process inside has: for example where its libraries
+        variables: variables of its environment, besides the few that every process inside has: for example where its libraries
             are, since inside no program can find its own folder through ``/proc``.
     """
 
@@ -39,9 +39,9 @@ class Compiler:
 
     def __post_init__(self) -> None:
         if not self.command or not all(path.startswith("/") for path in (self.command[0], *self.folders)):
-            raise ValueError("a compiler's program and folders are paths from the root on")
+            raise ValueError("a compiler's program and folders must be absolute paths")
         if Path(self.file).name != self.file or self.file in {"", ".", ".."}:
-            raise ValueError("a compiler's file is a name without a folder")
+            raise ValueError("a compiler's file must be a name without a folder")
 
     @property
     def executables(self) -> list[Path]:

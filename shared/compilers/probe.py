@@ -95,7 +95,7 @@ def require_contained(language: str, sandbox: Sandbox) -> None:
     """Raise an error unless a compiler may run in this sandbox; the first call takes a second.
 
     Raises:
-        InvalidRequest: ``SANDBOX_UNAVAILABLE``: the sandbox is of another level than bubblewrap, or does not hold
+        InvalidRequest: ``SANDBOX_UNAVAILABLE``: the sandbox's level is not bubblewrap, or does not hold
             compilers.
     """
     reason = f"the sandbox here is {sandbox.level}" if sandbox.level != LEVEL else _reason()

@@ -39,7 +39,7 @@ def auto_exec(rows: int, rate_of_base: float | None, *, pairs: bool = False) -> 
     """Return the contract's ``exec`` section by the auto rules; explicit values override it.
 
     Args:
-        rows: of the training file.
+        rows: number of rows of the training file.
         rate_of_base: the catalogue's; None if the base has none there.
         pairs: the rows are pairs of answers, or rated ones.
     """
@@ -90,7 +90,7 @@ def note_on_epochs(epochs: int, rate_of_base: float | None, *, has_replay: bool)
     """Return a note if this many epochs cost a real base general skills; none if rows are replayed.
 
     Args:
-        epochs: of the job.
+        epochs: the job's epochs.
         rate_of_base: the catalogue's; None when it has none for the base.
         has_replay: whether the job has a replay file.
     """

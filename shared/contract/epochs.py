@@ -91,7 +91,7 @@ def rows_per_epoch(
     Args:
         rows: rows that are trained on, a validation split taken out.
         contract: epochs, curriculum, and the share of replayed rows.
-        difficulties: of exactly these rows, for an exact result; of the rows before the split, or None, for an upper
+        difficulties: difficulties of exactly these rows, for an exact result; of the rows before the split, or None, for an upper
             bound.
         replay: rows of the replay file; 0 without one.
 

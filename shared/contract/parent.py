@@ -14,7 +14,7 @@ class PlannedParent(ContractValue):
     """An adapter by content, with the facts about it that a plan depends on.
 
     Attributes:
-        base_digest: of the base that it was trained on, as in the catalogue.
+        base_digest: digest of the base that it was trained on, as in the catalogue.
         target_modules: last parts of its layers' names, sorted.
         quant_base: how its base was held; None where that is unknown.
         answer_models: models of other servers whose answers it was trained on, as in ``provenance.answer_models``.

@@ -201,7 +201,7 @@ def plan_finetune(
         adapter_name: left part of the adapter's id.
         context: facts about machine and base for the refusals; without it, they only know the number of rows.
         replay: the replay file, if any.
-        difficulties: of the training file's rows, for a curriculum.
+        difficulties: difficulties of the training file's rows, for a curriculum.
         parent: the adapter that the run starts from, if any.
 
     Raises:

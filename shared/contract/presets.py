@@ -134,10 +134,10 @@ def resolve_contract(
             e.g. ``data.context_filter``, is taken whole.
         preset: a preset's name or ``auto``.
         domain: a domain profile's name.
-        parameters: of the base model, counted from its config.
+        parameters: number of parameters of the base model, counted from its config.
         vram_mb: memory of the card.
         rows: rows that are trained on.
-        max_positions: of the base: the longest row that it can read.
+        max_positions: length of the longest row that the base can read.
         inherited: values by field path of the adapter that the run continues from.
         measured: values by field path that the data decides, whatever else did.
         open_base: precision of the base where the contract leaves it open; None: it stays open.

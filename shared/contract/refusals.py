@@ -37,8 +37,8 @@ class RefusalContext:
 
     Attributes:
         device: meaning of ``auto`` on the machine: ``cpu``, ``cuda``, or ``auto`` when that is not known yet.
-        model_type: of the base's config.json.
-        n_layers: of the base.
+        model_type: `model_type` of the base's config.json.
+        n_layers: the base's number of layers.
         rows: rows that can be trained on.
         experimental_optimizer: whether the installation has experimental optimizers; no release has any yet.
         force_kernel: a backend's name that the contract must agree with.

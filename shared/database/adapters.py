@@ -137,7 +137,7 @@ class Adapters:
         """Return the adapters that a job has registered, newest first, and others with the given ids.
 
         Args:
-            ids: of the adapters in the job's result. An adapter with equal content may belong to an earlier job.
+            ids: ids of the adapters in the job's result. An adapter with equal content may belong to an earlier job.
             deleted: include those that are being or have been deleted.
         """
         query = select(AdapterRow).where(AdapterRow.tenant.in_(self._tenants))

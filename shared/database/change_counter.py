@@ -22,7 +22,7 @@ class Changes:
         self._db = database
 
     def count(self) -> int:
-        """Return the number of changes of keys, aliases and adapters so far; while it is the same, none has changed."""
+        """Return the number of changes of keys, aliases and adapters so far. As long as it stays the same, nothing has changed."""
         with self._db.read() as session:
             return int(session.scalar(select(func.coalesce(func.sum(ChangeRow.count), 0))) or 0)
 

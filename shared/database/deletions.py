@@ -121,7 +121,7 @@ class Deletions:
         """Remove an adapter's folder, unless something needs it, and end its deletion.
 
         Args:
-            deletion: of an adapter that every replica has unloaded.
+            deletion: deletion of an adapter that every replica has unloaded.
             remove: called inside the transaction when nothing else needs the folder; it must be quick.
         """
         return self._step(deletion, remove, ends=True)

@@ -148,7 +148,7 @@ class Jobs:
         Args:
             which: the jobs of the list.
             after: id of the last job of the page before.
-            limit: of the page.
+            limit: the page's size.
         """
         query = select(JobRow).where(*which.conditions(is_sqlite=self._db.is_sqlite))
         if after:

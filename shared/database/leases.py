@@ -252,7 +252,7 @@ class Leases:
         From now on the job does not fail: if judging does not finish, the job succeeds without a receipt.
 
         Args:
-            lease: of the job that made them.
+            lease: lease of the job that made them.
             adapters: its result and checkpoints.
             result: what the job came to until now, which gates on training read.
             alias: that they are judged for.
@@ -305,7 +305,7 @@ class Leases:
         it.
 
         Args:
-            lease: of the attempt.
+            lease: the attempt's lease.
             error: the reason.
             log: the end of the attempt's log.
 

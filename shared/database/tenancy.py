@@ -97,7 +97,7 @@ NO_QUOTA = FileQuota()
 
 
 def visible_to(tenant: str) -> tuple[str, ...]:
-    """Return the tenants whose objects a tenant sees, its own first: for equal names the first one's is found."""
+    """Return the tenants whose objects a tenant sees, its own first: of objects with equal names, that of the first tenant is found."""
     return (tenant,) if tenant == SHARED else (tenant, SHARED)
 
 

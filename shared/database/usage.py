@@ -128,7 +128,7 @@ class Usage:
         Args:
             group_by: columns to group by; without any, the result is one line, or no line when nothing was used.
             after: id of the last line that was returned before.
-            limit: of the page; one line more is returned if more follow.
+            limit: the page's size; one line more is returned if more follow.
 
         Raises:
             InvalidRequest: ``REQUEST_INVALID``: ``after`` is not an id of such a line.

@@ -92,7 +92,7 @@ class SketchedRows:
     """Rows as a near index compares them.
 
     Attributes:
-        sketches: of ``SLOTS`` bytes each, one after another.
+        sketches: sketches of ``SLOTS`` bytes each, one after another.
     """
 
     sketches: bytearray = field(default_factory=bytearray)

@@ -110,7 +110,7 @@ def reading_processes(total_bytes: int) -> Iterator[Executor | None]:
 
 
 def _processors() -> int:
-    """Return the number of usable processors; one on other systems than Linux, because a fork is not safe there."""
+    """Return the number of usable processors; 1 on systems other than Linux, because a fork is not safe there."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
 

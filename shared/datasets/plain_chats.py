@@ -34,7 +34,7 @@ _Said = tuple[str, NDArray[np.bool_]]
 """A key's name, and for each row whether it has a value there."""
 _ABSENT = msgspec.Raw(b"")
 _SAYS_SOMETHING = len(b"null")
-"""A raw value longer than this has content."""
+"""A raw value is taken to have content if it is longer than this."""
 _NEWLINE, _OPENS, _CLOSES = b"\n{}"
 
 

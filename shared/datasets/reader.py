@@ -249,7 +249,7 @@ def check_dataset(
         strict: refuse the file when a line is bad; else skip bad lines.
         quarantine: receives skipped lines.
         param: the field that names the file, for the error.
-        path: of the file, if it has one: its form may explain the bad lines.
+        path: the file's path, if it has one: its form may explain the bad lines.
         read: reads the rows of the job's training method.
 
     Raises:

@@ -58,8 +58,8 @@ class _FileFindings:
     """Findings on one file.
 
     Attributes:
-        report: of the reader.
-        counts: of the valid rows.
+        report: the reader's report.
+        counts: counts of the valid rows.
         near: the index of near duplicates, if they are looked for.
         preferences: findings on the pairs or rated answers of a file of preferences.
         method: decides their form.
@@ -397,7 +397,7 @@ def part_warnings(file: FileReport, kind: str = "") -> list[str]:
     """Warn of row contents that are left out, and of those that are read in another form.
 
     Args:
-        kind: of the file, if it is not the training file: ``"validation "``.
+        kind: the file's kind, if it is not the training file: ``"validation "``.
     """
     notes = []
     if file.unused_keys:

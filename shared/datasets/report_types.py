@@ -77,7 +77,7 @@ class FileReport(ReportPart):
 
     ``difficulties`` counts the valid rows as they are labelled, ``trainable_difficulties`` the trainable ones as a
     curriculum counts them. ``unused_keys`` counts rows by key that is not used (of a turn: ``messages[].key``), and
-    ``conversions`` rows by what is read in another form than it is written in. ``forms`` counts bad lines by the form
+    ``conversions`` rows by the part that is read in a form that differs from the written one. ``forms`` counts bad lines by the form
     of another program that they are in, and ``advice`` is on the file as a whole. ``preferences``: of a file of pairs;
     ``rated``: of a file of rated answers.
     """

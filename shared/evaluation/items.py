@@ -30,7 +30,7 @@ class ItemsReport:
     """Findings on the items of a run.
 
     Attributes:
-        prompt_characters: of all prompts together, each sent once.
+        prompt_characters: number of characters of all prompts together, each sent once.
     """
 
     count: int = 0
@@ -79,8 +79,8 @@ def check_items(
     """Check every item against the schema, the prompt and the criteria.
 
     Args:
-        items: of the run.
-        spec: of the eval.
+        items: the run's items.
+        spec: the eval's specification.
         prompt: template for each item; None: no model gets a request.
         is_sampled: whether a model answers; else the items' own answers are judged.
         limit: most items.

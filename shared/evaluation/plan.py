@@ -55,7 +55,7 @@ class EvaluationPlan(GraderValue):
     Attributes:
         models: that answer: none for rows with answers of their own, else one, and its incumbent for a comparison.
         sampling: fields of each request, but for the model, the messages and the seed.
-        seed: of the first answer to each item; the further ones count up from it.
+        seed: seed of the first answer to each item; the further ones count up from it.
         samples: answers to each item.
         margin: accepted loss of the first model against the second.
         noise_floor: whether the second answers twice.

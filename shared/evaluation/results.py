@@ -41,7 +41,7 @@ class Totals(BaseModel):
     """Counts of a run so far. They are stored together with the items that they count.
 
     Attributes:
-        incumbent_criteria: of the second model.
+        incumbent_criteria: criteria of the second model.
         usage: by the name of the model, judging models included.
         sandbox: the weakest level at which criteria ran code, in any attempt; None: none did.
         unrepeatable: criteria that run code and scored differently the second time → number of such answers to the

@@ -262,8 +262,8 @@ class ItemResult(BaseModel):
     """Result of one item, or of one of its several answers.
 
     Attributes:
-        item_index: of the item in its source, from 0.
-        sample_index: of the answer, from 0.
+        item_index: index of the item in its source, from 0.
+        sample_index: the answer's index, from 0.
         incumbent: the second model's answer to the same item, if a run has one.
         repeated: its second answer, if the run measures the noise floor.
     """

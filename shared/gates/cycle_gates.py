@@ -175,7 +175,7 @@ def _results(cycles: Sequence[PromotionCycle]) -> Iterator[CycleResult]:
         seeds = [_model_of(spec.condition(name)).get("training_seed") for name in (cycle.candidate, cycle.incumbent)]
         id_of_cycle, key = cycle_id(cycle), (spec.items_digest(), *seeds)
         missing = [*_missing(cycle)]
-        # If a cycle is incomplete, its numbers would be about other tasks than they seem to be.
+        # The numbers of an incomplete cycle would not be about the tasks that they seem to be about.
         deltas = [] if missing else compare_kpis(_events(cycle, cycle.candidate), _events(cycle, cycle.incumbent))
         shown = {delta.kpi for delta in deltas}
         missing += [
@@ -218,7 +218,7 @@ def _missing(cycle: PromotionCycle) -> Iterator[str]:
         if unknown := sorted(tasks.keys() - {task.id for task in spec.tasks}):
             yield f"{name} has events of tasks that are not in the spec: {', '.join(unknown[:5])}"
         if any(event.backend != condition.backend for event in cycle.events if event.condition_id == name):
-            yield f"events of {name} are of another backend than its condition"
+            yield f"the backend of events of {name} differs from that of its condition"
     candidate, incumbent = conditions
     if candidate and incumbent and _identity(candidate) == _identity(incumbent):
         yield "candidate and incumbent are the same model"

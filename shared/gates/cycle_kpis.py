@@ -35,7 +35,7 @@ class Kpi:
     """A KPI of an event.
 
     Attributes:
-        value: of one event; None where it has none.
+        value: value of one event; None where it has none.
         is_rate: it lies between 0 and 1, and more is better; else less is better.
         is_median: conditions are compared by their medians.
         must_gain: the candidate has to be better; else it must not be worse.
@@ -77,7 +77,7 @@ class KpiDelta(ScorecardValue):
     holds: bool = Field(description="True: the delta meets its requirement.")
     smallest_visible: float | None = Field(description="Smallest difference of a rate that this many tasks can detect.")
     items_needed: int | None = Field(
-        description="Number of tasks that would show the required gain, if these are too few."
+        description="Number of tasks that would be enough to show the required gain; null unless the cycle has too few."
     )
 
     @property

@@ -129,8 +129,8 @@ class _Judged:
     """Outcomes of the comparisons, by their ``id()``.
 
     Attributes:
-        at_best: of adapters that win on every item.
-        alike: of adapters that answer as their incumbents do; only comparisons that have to exclude a loss with few items.
+        at_best: comparisons of adapters that win on every item.
+        alike: comparisons of adapters that answer as their incumbents do; only those that have to exclude a loss with few items.
     """
 
     at_best: Mapping[int, GateCheck]

@@ -93,7 +93,7 @@ def rate_against(
     if check.status is not GateStatus.PASSED:
         return check
     if items < min_items:
-        return _undecided(check, f"{measure} is {total / items:.3g}, but of {items} items", min_items)
+        return _undecided(check, f"{measure} is {total / items:.3g}, but on only {items} items", min_items)
     if alpha is not None and interval and not _holds(interval, relation, bound):
         low, high = interval
         said = f"{check.message}; with repeated sampling its interval must exclude the bound, but {items} items leave {low:.3g} to {high:.3g} possible"

@@ -168,7 +168,7 @@ class PassAtK(RunGate):
 
 
 class CollateralDamage(RunGate):
-    """The model keeps its earlier skills: checked on a run of other tasks than it was trained for."""
+    """The model keeps its earlier skills: checked on a run of tasks that it was not trained for."""
 
     max_degradation: Margin = Field(0.05, description="Largest relative loss of the mean score.")
     criterion: str | None = None

@@ -24,7 +24,7 @@ class GateCheck(Recorded):
         measure: what was measured, such as `pass@1` or `loss of the mean score`.
         relation: how `value` has to lie to `bound`. `loss_at_most`: `value` is the mean difference, new less old, and has to be shown to
             be above -bound. `wins_above`: `value` is the win rate against the incumbent, whose interval has to lie above the bound.
-        interval: of `value`: Wilson's of a rate, two-sided at `confidence`; of a difference or a win rate BCa, each end at `confidence`.
+        interval: interval of `value`: Wilson's of a rate, two-sided at `confidence`; of a difference or a win rate BCa, each end at `confidence`.
         smallest_visible: the smallest loss that this many items detect with a power of .8.
         noise_floor: how far the incumbent differs from itself, by the mean of the absolute differences; None: it was asked once.
         items_needed: how many items would decide; only where these are too few.

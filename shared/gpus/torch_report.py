@@ -18,7 +18,7 @@ class TorchGpu(BaseModel):
 
     Attributes:
         capability: its compute capability, e.g. 8.9 as (8, 9).
-        memory_bytes: of the GPU, or of the part of it that is used (MIG).
+        memory_bytes: the GPU's bytes, or of the part of it that is used (MIG).
         uuid: the driver's name of it.
     """
 
@@ -38,7 +38,7 @@ class TorchReport(BaseModel):
     """The answer of `torch_program.py`.
 
     Attributes:
-        version: of torch; empty if it could not be loaded.
+        version: version of torch; empty if it could not be loaded.
         cuda: CUDA version of the build; None: it was built without CUDA.
         kernels: architectures that it has kernels for, e.g. ``sm_90``, ``compute_120``.
         gpus: in CUDA's order.

@@ -37,7 +37,7 @@ class Formula:
     """A formula that is parsed once and computed often.
 
     Attributes:
-        names: of the scores that it needs.
+        names: names of the scores that it needs.
 
     Raises:
         InvalidRequest: ``GRADER_FORMULA_INVALID``: it cannot be read.

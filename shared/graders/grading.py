@@ -50,7 +50,7 @@ class Grade:
     """Score of one answer.
 
     Attributes:
-        sub_scores: of the parts of a ``multi`` grader, by name.
+        sub_scores: scores of the parts of a ``multi`` grader, by name.
         usage: tokens used by each judging model, by its requested name.
     """
 

@@ -81,7 +81,7 @@ def message_templates(turn: GraderMessage) -> Iterator[str]:
 
 
 def check_text_alone(turn: GraderMessage) -> None:
-    """Raise an error if a message has other parts than text, which no model here can read.
+    """Raise an error if a message has parts that are not text, which no model here can read.
 
     Raises:
         InvalidRequest: ``GRADER_UNSUPPORTED``: it has an image or a recording.

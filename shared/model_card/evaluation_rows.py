@@ -131,7 +131,7 @@ def compare_preferences(
 
     Args:
         reference: the model that is compared with.
-        before: of each pair, whether it is to that model.
+        before: for each pair, whether the preferred answer is the likelier one to that model.
         tuned: the same to the tuned model.
     """
     scores = ([RowScore(0.0, float(is_ahead), 1.0, 1) for is_ahead in model] for model in (before, tuned))

@@ -42,7 +42,7 @@ class AdapterRecord(BaseModel):
     """Records of a stored adapter.
 
     Attributes:
-        license: of the base, from the catalogue.
+        license: the base's licence, from the catalogue.
         job: the job that made the adapter: its ``plan``, ``contract`` and ``result``; None for one that no job of this
             tenant made.
         certificates: by replica, see docs/certificates.md.

@@ -73,7 +73,7 @@ def configure_logging(kind: LogFormat, level: int = logging.WARNING) -> None:
 
     Args:
         kind: the setting.
-        level: of the root logger.
+        level: level of the root logger.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(json_formatter() if kind == "json" else TextFormatter())

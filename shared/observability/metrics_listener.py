@@ -46,7 +46,7 @@ class MetricsListener:
         port: on which it listens; the system chooses it if 0 was requested.
 
     Args:
-        registry: of this process.
+        registry: registry of this process.
         host: address to listen on.
         port: to listen on.
         key: bearer token that a scraper has to send; empty: not required, on loopback only.

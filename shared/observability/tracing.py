@@ -79,8 +79,8 @@ def begin_span(name: str, traceparent: str | None = None, ids: Ids | None = None
     """Begin a span that the caller ends with its ``end()``; return None while tracing is off.
 
     Args:
-        name: of the measured work.
-        traceparent: of the parent span, if that belongs to another process; None: the current one, if any.
+        name: name of the measured work.
+        traceparent: trace context of the parent span, if that belongs to another process; None: the current one, if any.
         ids: its attributes.
     """
     if _tracing.tracer is None:

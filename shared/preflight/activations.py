@@ -1,4 +1,4 @@
-"""Bytes of a micro-batch's activations: those saved for the backward pass, and the most that is alive. Pure arithmetic.
+"""Bytes of a micro-batch's activations: those saved for the backward pass, and the peak of those alive. Pure arithmetic.
 
 Counted from the trainer's own functions; `tests/shared/preflight/test_activations.py` counts every family again.
 """
@@ -77,14 +77,14 @@ def peak_bytes(
     kernels: bool = True,
     dropped: Sequence[int] = (),
 ) -> int:
-    """Return the most bytes of activations that are alive in addition to the logits' bytes.
+    """Return the peak of the bytes of activations that are alive in addition to the logits.
 
     The logits are alive at the end of the forward pass only. Afterwards there is, in their place, what a block's
     gradients need; and what is recomputed of it.
 
     Args:
         kernels: Triton's kernels run, if it is on a GPU.
-        dropped: of a job with dropout: see :func:`dropped_inputs`.
+        dropped: value of :func:`dropped_inputs`, for a job with dropout.
     """
     if not (fused or dropped):
         return tokens * activation_bytes(config, rank, compute_bytes, recompute=recompute)

@@ -46,7 +46,7 @@ def preflight_model(folder: Path, *, tokenizer_mode: TokenizerMode | str, strict
 
     Args:
         folder: as transformers would load it; files may be links, as in a hub cache.
-        tokenizer_mode: of the contract.
+        tokenizer_mode: the contract's choice.
         strict: missing or misshapen tensors are errors; else they are notes, and the report names what is incomplete.
 
     Raises:

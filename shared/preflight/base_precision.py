@@ -37,7 +37,7 @@ def decide(
 
     Args:
         contract: its pair of method and precision may be open.
-        tokens: of the micro-batch that must fit; None: those of a step of the contract, within :data:`MAX_TOKENS`.
+        tokens: number of tokens of the micro-batch that must fit; None: those of a step of the contract, within :data:`MAX_TOKENS`.
         of_parent: precision of the base that the run's parent was trained on; None: a run without a parent, or unknown.
     """
     exec_ = contract.exec

@@ -66,9 +66,10 @@ class Findings:
         data: on the training file and the validation file.
         replay: on the replay file, if any.
         supervision: by file; the training file's is always there.
-        index: of the training file's rows, or of the prompts of its preferences. lines: of those that the trainer will use, as :meth:`trained_on` counts
-            them.
-        rated: of a training file of rated answers, those of these lines that are not held out. held_out: how many are.
+        index: index of the training file's rows, or of the prompts of its preferences.
+        lines: those rows or prompts that the trainer will use, as :meth:`trained_on` counts them.
+        rated: in a training file of rated answers, those of these lines that are not held out.
+        held_out: number of lines that are held out.
     """
 
     data: DataReport
@@ -202,7 +203,7 @@ def report_on_file(
         contract: decides the form of the rows, which of them are trained on, and whether bad lines refuse the job. They
             are skipped here.
         seq_len: at which rows are cut.
-        tokenizer: of the base; None: no tokens.
+        tokenizer: the base's tokenizer; None: no tokens.
     """
     filters = RowFilter.of(contract.data)
     passes = _Passes(contract, seq_len, tokenizer, Machine()) if tokenizer else None

@@ -80,7 +80,7 @@ def estimate(
         vram_bytes: memory of the device, when known.
         machine: its speed decides the time; None: unknown.
         supervised: fraction of the tokens that carry loss.
-        step_tokens: of the largest step, when known: on a CPU a micro-batch never has more.
+        step_tokens: number of tokens of the largest step, when known: on a CPU a micro-batch never has more.
         recompute: what is computed again in the backward pass.
         on_gpu: where it trains; see :func:`vram_parts`.
         devices: GPUs that share the job, each with ``vram_bytes``.
@@ -212,7 +212,7 @@ def vram_parts(
 
 
 def cpu_tokens(contract: FineTuneContract) -> int:
-    """Return the most tokens of a micro-batch on a CPU with enough memory: the contract's batch, padded, within a
+    """Return the largest number of tokens of a micro-batch on a CPU with enough memory: the contract's batch, padded, within a
     bound.
     """
     longest = longest_row(contract)
@@ -220,7 +220,7 @@ def cpu_tokens(contract: FineTuneContract) -> int:
 
 
 def longest_row(contract: FineTuneContract) -> int:
-    """Return the most tokens of a row: of both its sequences, where it is a pair."""
+    """Return the largest number of tokens of a row; a pair has two sequences."""
     return contract.exec.seq_len * contract.sequences_per_row
 
 

@@ -26,7 +26,7 @@ def count_copies(index: ExactIndex, lines: Lines, held_out: int, seed: int) -> i
 
     Args:
         index: the file's rows.
-        lines: of the rows that are split, ascending; the others are left out by the filter, or skipped.
+        lines: lines of the rows that are split, ascending; the others are left out by the filter, or skipped.
     """
     digests = index.digests_of(lines)
     training, validation = split_validation(len(lines), held_out, seed)

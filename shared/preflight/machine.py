@@ -22,7 +22,7 @@ def machine_of(
 
     Args:
         worker: where the job will train; None: nothing is known of it.
-        limits: of the serving tier.
+        limits: limits of the serving tier.
         tokens_per_second: as for :class:`Machine`; so are ``measured_by``, ``other_seconds``, ``origin``, ``quant_base`` and ``thorough``.
     """
     if worker is None:

@@ -40,7 +40,7 @@ class OpenLength:
         limit: most tokens of a row.
         tokens: most tokens of a micro-batch on the device; None when its memory is not known.
         may_split: a step's rows may be cut into smaller micro-batches.
-        sequences: of a row: two for a pair of answers.
+        sequences: number of sequences of a row: two for a pair of answers.
     """
 
     limit: int
@@ -67,7 +67,7 @@ def length_without_job(folder: Path) -> int:
     """Return the length at which rows are cut without a job: that of a device with unknown memory.
 
     Args:
-        folder: of the base; one with a tokenizer alone is enough.
+        folder: the base's folder; one with a tokenizer alone is enough.
     """
     positions = None
     with suppress(MensError, OSError, ValueError):

@@ -24,7 +24,7 @@ def check_servable(
     """Refuse a contract whose adapter could be trained but not served; an unpublished one may have any form.
 
     Args:
-        base_digest: of the base that the contract names; compared only when both sides know theirs.
+        base_digest: digest of the base that the contract names; compared only when both sides know theirs.
 
     Raises:
         ContractRejected: ``NOT_SERVABLE_FAMILY``, ``_BASE``, ``_RANK`` or ``_HEAD``.
@@ -86,8 +86,8 @@ def check_served_weights(contract: FineTuneContract, limits: ServingLimits) -> N
 
 
 def serving_notes(contract: FineTuneContract, limits: ServingLimits) -> list[str]:
-    """Return notes on facts that are not faults: rows longer than the served context, and a base served in another
-    precision than it was trained in.
+    """Return notes on facts that are not faults: rows longer than the served context, and a base served in a
+    precision other than that of its training.
     """
     if not contract.artifact.publish:
         return []

@@ -81,7 +81,7 @@ class ServingLimits(PreflightValue):
 
     Attributes:
         max_lora_rank: largest rank; settings round it up to one of vLLM's own.
-        base_digest: of the served base (`BaseModelEntry.digest`); None when nothing is known.
+        base_digest: digest of the served base (`BaseModelEntry.digest`); None when nothing is known.
         bases: that its replicas serve; empty when nothing is known.
         max_model_len: longest context in tokens; None for the model's own.
         families: architectures that can take an adapter.
@@ -117,10 +117,10 @@ class Machine:
         vram_bytes: memory of the GPU. free_bytes: the part of it that other programs have left now.
         devices: GPUs that share a job; a base that fits none of them is held in parts.
         host_bytes: main memory for training on the CPU.
-        cores: of the CPU that trains. device_name: of the GPUs.
+        cores: number of cores of the CPU that trains. device_name: name of the GPUs.
         gpu_fault: why a GPU that the driver shows cannot be used; None if it can, and without a GPU.
         origin: where the facts are from, in words for a plan.
-        limits: of the serving tier.
+        limits: limits of the serving tier.
         tokens_per_second: measured training rate for this base. measured_by: the job that was measured.
         other_seconds: what that job took in addition to its training.
         quant_base: the operator's precision if callers leave it open; ``auto``: the rule decides.
@@ -244,7 +244,7 @@ class ModelReport(PreflightValue):
     Attributes:
         namespace: prefix of the layers' names in the weights.
         middle: one key per layer. inventory: every tensor of the language model, right shape and dtype.
-        parameters: of the language model as the config describes it; a tied head counts once.
+        parameters: number of parameters of the language model as the config describes it; a tied head counts once.
         bytes_by_dtype: bytes of everything in the shards, by safetensors' dtype.
     """
 

@@ -36,8 +36,8 @@ class Inventory:
     """State of the database at one moment.
 
     Attributes:
-        adapters: of every tenant, not being deleted.
-        uses: of these adapters.
+        adapters: adapters of every tenant, not being deleted.
+        uses: uses of these adapters.
         jobs: the finished ones.
         models_needed: digests of merged models that an unfinished job might make again.
         in_use_since: when the first of the running jobs began; None: no job runs.

@@ -39,7 +39,7 @@ def wrapped(
     """Make a command line that runs another in new namespaces, with an empty file system except for Python's needs.
 
     Args:
-        environment: of the command, all of it.
+        environment: environment of the command, all of it.
         info_fd: descriptor to which bubblewrap writes the process id of the namespaces' first process, as JSON.
         tmpfs_bytes: size of /tmp, which is memory.
         bound: further paths that the command needs, read-only.

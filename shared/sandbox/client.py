@@ -38,7 +38,7 @@ class Sandbox:
 
     Args:
         level: that contains the code. The caller must know that it holds here: :meth:`open` takes the probe's.
-        limits: of one item.
+        limits: limits of one item.
         parallel: items at once; further calls wait for their turn.
     """
 
@@ -64,8 +64,8 @@ class Sandbox:
         """Open and start a sandbox of the level that a probe has proven.
 
         Args:
-            report: of :func:`shared.sandbox.probe.probe`.
-            limits: of one item. When left out, all items together get at most half of the memory that this machine has
+            report: report of :func:`shared.sandbox.probe.probe`.
+            limits: limits of one item. When left out, all items together get at most half of the memory that this machine has
                 free.
             parallel: items at once.
             share: items at once of all sandboxes that share this memory; equals ``parallel`` when left out.
@@ -136,7 +136,7 @@ class Sandbox:
             yield
 
     def forget(self) -> None:
-        """End the processes that wait for more items of their grader, so that no caller gets another one's process."""
+        """End the processes that wait for more items of their grader, so that no caller gets the process of another."""
         with self._lock:
             for _, channel in self._idle:
                 self._end(channel)

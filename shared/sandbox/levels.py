@@ -26,12 +26,12 @@ class Limits:
     """Limits of one item.
 
     Attributes:
-        wall_seconds: of each item; processor time likewise.
-        memory_bytes: of address space, libraries included.
-        file_bytes: of one file; files may take ``files`` times as much together.
+        wall_seconds: seconds of each item; processor time likewise.
+        memory_bytes: bytes of address space, libraries included.
+        file_bytes: size of one file; files may take ``files`` times as much together.
         files: open at once.
-        threads: of one item, if they are counted for it alone; else it cannot start any.
-        tmpfs_bytes: of the files of all items that run at once in a sandbox, at the level bubblewrap, where files are
+        threads: number of threads of one item, if they are counted for it alone; else it cannot start any.
+        tmpfs_bytes: size of the files of all items that run at once in a sandbox, at the level bubblewrap, where files are
             memory: each item has an equal part of its own.
     """
 

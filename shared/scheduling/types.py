@@ -35,7 +35,7 @@ class QueuedJob:
         queued_at: when it was submitted or resumed.
         hold: GPU-seconds that it takes of its tenant's quota until it has ended.
         seconds: how long it is expected to run; None: unknown.
-        ready_at: not before then, after a failure.
+        ready_at: earliest time at which it may start again after a failure.
     """
 
     id: str

@@ -33,7 +33,7 @@ class ScorecardFolder:
     """One scorecard's files.
 
     Args:
-        path: of the folder.
+        path: the folder's path.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,7 +98,7 @@ class ScorecardFolder:
         answers.
 
         Args:
-            check: of the spec's validator.
+            check: result of the spec's validator.
 
         Raises:
             InvalidRequest: ``SCORECARD_INVALID``: a file is missing or does not fit its schema.

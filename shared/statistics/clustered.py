@@ -82,7 +82,7 @@ def cluster_bca_interval(
 
     Args:
         clusters: at least one.
-        confidence: of each end alone.
+        confidence: confidence of each end alone.
         resamples: how often the groups are drawn.
     """
     mean, influences = _mean(clusters), _influences(clusters)

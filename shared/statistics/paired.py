@@ -1,4 +1,4 @@
-"""Test whether a new model's scores are not worse than an old one's on the same items. Start reading here.
+"""Test whether a new model's scores are not worse than an old model's on the same items. Start reading here.
 
 Non-inferiority: the test passes when the interval of the mean difference is above ``-margin``, not because no
 difference was found. If the items are too few to tell, the result says so, with the number that would suffice.
@@ -39,7 +39,7 @@ class Comparison:
         old: mean score of the old model; None without any item.
         new: mean score of the new model.
         difference: mean of ``new - old``.
-        interval: of the difference; each end is one-sided at the requested confidence.
+        interval: the difference's interval; each end is one-sided at the requested confidence.
         p_value: for the hypothesis of no difference, two-sided: exact McNemar for passes and failures, sign flips for
             other scores.
         smallest_visible: the smallest loss that this many items detect with a power of .8; None when they detect none.
@@ -72,7 +72,7 @@ def compare(
         old: scores of the old model.
         new: scores of the new model on the same items, in the same order.
         margin: accepted loss of the mean; 0: only a better model passes.
-        confidence: of each end of the interval.
+        confidence: confidence of each end of the interval.
         groups: the group of each pair, such as the prompt of several samples; None when all pairs are independent.
     """
     differences = [after - before for before, after in zip(old, new, strict=True)]

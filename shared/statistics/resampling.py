@@ -34,7 +34,7 @@ def bca_interval(values: Sequence[float], confidence: float, resamples: int = RE
 
     Args:
         values: at least one.
-        confidence: of each end alone; .95 makes a two-sided interval of 90 %.
+        confidence: confidence of each end alone; .95 makes a two-sided interval of 90 %.
         resamples: how often the values are redrawn.
     """
     count, mean = len(values), math.fsum(values) / len(values)
@@ -81,10 +81,10 @@ def bca_ends(
     """Return the ends of a BCa interval.
 
     Args:
-        means: of the resamples, in rising order.
-        mean: of the observed values.
+        means: means of the resamples, in rising order.
+        mean: mean of the observed values.
         influences: how far each value, or group of values, moves the mean; up to a common factor.
-        confidence: of each end alone.
+        confidence: confidence of each end alone.
     """
     # Sums in another order differ in their last digits, but count as equal.
     below = (bisect_left(means, mean - _ROUNDING) + bisect_right(means, mean + _ROUNDING)) / 2

@@ -1,4 +1,4 @@
-"""Win rates: on how large a share of the items a new model's score is higher than an old one's. A tie is half a win.
+"""Win rates: on how large a share of the items a new model's score is higher than an old model's. A tie is half a win.
 
 A score says how good an answer is, a win only which of two is better. So a win rate also serves where scores of different
 items cannot be compared, such as those of a judge that reads both answers.
@@ -14,11 +14,11 @@ from shared.statistics.paired import CONFIDENCE, compare
 
 @dataclass(frozen=True, slots=True)
 class WinRate:
-    """How often a new model's answer is better than an old one's.
+    """How often a new model's answer is better than an old model's.
 
     Attributes:
         rate: (wins + ties / 2) / items; None without any item.
-        interval: of the rate; each end is one-sided at the requested confidence.
+        interval: the rate's interval; each end is one-sided at the requested confidence.
     """
 
     wins: int

@@ -174,7 +174,7 @@ class _Output:
             raise SecurityError(f"the template takes longer than {MAX_SECONDS:g} s for one chat")
 
     def spans_in(self, text: str) -> list[tuple[int, int]] | None:
-        # Inside a macro, output is written at another place than it was marked.
+        # Inside a macro, output is not written at the place where it was marked.
         are_in_place = all(text.startswith(piece, start) for start, piece in self.marked)
         return [(start, start + len(piece)) for start, piece in self.marked] if are_in_place else None
 

@@ -15,7 +15,7 @@ def with_template_arguments(path: str, body: dict[str, Any], stored: Mapping[str
     """Return the body of a request to an adapter, for a replica; the same object if nothing is added.
 
     Args:
-        path: of the replica.
+        path: the replica's path.
         body: the caller's.
         stored: the arguments that the adapter was trained with.
     """

@@ -50,7 +50,7 @@ class SupervisionCounts:
     Attributes:
         tools_unsupported: rows with tools that cannot be written, because the template does not know tools.
         lost: rows that cannot be trained on, by difficulty.
-        lost_lines: of all of them: which rows are held out depends on them.
+        lost_lines: lines of all of them: which rows are held out depends on them.
     """
 
     seq_len: int

@@ -76,7 +76,7 @@ class SupervisionReport(SupervisionPart):
         cut: the rows that are longer than the limit.
         nothing_supervised, unsupported, without_embedding: rows for which the file is refused, or which are skipped.
         tools_unsupported: number of unsupported rows with tools, which the base's template does not know.
-        lost_difficulties: of these rows, as a curriculum counts them.
+        lost_difficulties: difficulties of these rows, as a curriculum counts them.
         end_not_learnt: rows whose end token is not supervised: they do not teach the model to stop.
         last_turn_only: rows whose last answer alone can be supervised, because of the template.
         prompt_differs: rows whose prompt at serving time differs from the beginning of their answer's turn in training.
@@ -129,7 +129,7 @@ class SupervisionReport(SupervisionPart):
 
         Args:
             seq_len: length at which rows are truncated.
-            kind: of the file, if it is not the training file: ``"validation "``.
+            kind: the file's kind, if it is not the training file: ``"validation "``.
         """
         findings = (
             (self.unsupported, "cannot be written with the base's chat template and are skipped"),

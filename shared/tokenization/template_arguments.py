@@ -38,7 +38,7 @@ class ChatOptions:
     """A contract's options for rendering chats with the base's template.
 
     Attributes:
-        arguments: of the template, by name.
+        arguments: the template's arguments, by name.
         thoughts: rule for answers' thoughts.
     """
 

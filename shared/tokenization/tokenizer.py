@@ -54,7 +54,7 @@ class Tokenizer:
             None when the template writes none.
         configured_ends: those of ``end_ids`` that the base's config files name; other programs stop at these alone.
         options: a contract's options for rendering chats.
-        embedding_rows: of the base, by its config.json; None without that file.
+        embedding_rows: the base's number of embedding rows, by its config.json; None without that file.
     """
 
     backend: tokenizers.Tokenizer
@@ -218,7 +218,7 @@ def stored_templates(folder: Path, config: dict[str, Any] | None = None) -> dict
     """Return the chat templates of a folder by name, `default` among them; empty without a default one.
 
     Args:
-        folder: of a model, or of an adapter that was saved with its tokenizer; its chat_template.jinja has priority.
+        folder: folder of a model, or of an adapter that was saved with its tokenizer; its chat_template.jinja has priority.
         config: content of its tokenizer_config.json, if already read.
 
     Raises:

@@ -26,7 +26,7 @@ def signed_headers(message_id: str, at: datetime, body: str, signing_secrets: Se
 
     Args:
         message_id: the same in every attempt, so that a receiver can drop duplicates.
-        at: of the attempt, aware; receivers refuse attempts older than five minutes.
+        at: the attempt's time, aware; receivers refuse attempts older than five minutes.
         body: as it is sent.
         signing_secrets: one, or two while the secret is being rotated: a receiver accepts either signature.
     """

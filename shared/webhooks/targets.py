@@ -39,7 +39,7 @@ class AllowedTargets:
 
     Attributes:
         hosts: lower case; ``*.example.org`` is every name under it.
-        networks: of addresses.
+        networks: networks of addresses.
     """
 
     hosts: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
 """A base's folder from a GGUF file: ``python -m worker.bases.gguf_base FILE.gguf OUT_DIR``.
 
-The blocks are dequantised, and weights, config, tokenizer and chat template are written as transformers saves them. A file that
-would become another model than it is gets refused: its tensors and the model's must be the same, and its tokenizer one that is
-known. An error is one line of JSON on stdout; progress goes to stderr.
+The blocks are dequantised, and weights, config, tokenizer and chat template are written as transformers saves them. A file
+whose conversion would be a different model is refused: its tensors and the model's must be the same, and its tokenizer must be
+a known one. An error is one line of JSON on stdout; progress goes to stderr.
 """
 
 from __future__ import annotations

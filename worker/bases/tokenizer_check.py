@@ -57,7 +57,7 @@ def compare(folder: Path) -> None:
         pass  # A template that refuses this chat is checked on a job's rows.
     difference = first_difference(tokenizer, lambda text: other(text, add_special_tokens=False)["input_ids"], texts)
     if difference is not None:
-        raise _mismatch(f"transformers encodes {difference[:60]!r} to other tokens than the base's tokenizer.json")
+        raise _mismatch(f"transformers and the base's tokenizer.json encode {difference[:60]!r} differently")
 
 
 def _mismatch(reason: str) -> ArtifactInvalid:

@@ -92,7 +92,7 @@ def compare(
 
 
 def memory_needed(base: Path) -> int:
-    """Return the most bytes that :func:`compare` needs in addition to the imports, whatever the number of layers.
+    """Return the peak memory in bytes that :func:`compare` needs in addition to the imports, whatever the number of layers.
 
     The sum of the weights, the logits of two models, the intermediates of their comparison, and small objects.
     Measured: 867 and 917 MB for a bound of 1,092 MB (a Qwen3 of 1.67 GB, bench/merge.py).
@@ -103,7 +103,7 @@ def memory_needed(base: Path) -> int:
 
 
 def weights_needed(base: Path) -> int:
-    """Return the most bytes of weights in memory: a block and the matrix after it in float32, and that matrix as it is
+    """Return the peak of the weights in memory, in bytes: a block and the matrix after it in float32, and that matrix as it is
     stored or read a second time.
     """
     sizes = {name: 4 * math.prod(info.shape) for name, info in read_folder_tensors(base).items()}

@@ -261,7 +261,7 @@ def load_checkpoint(
     if load_weights(model, folder, base):
         raise JobFailed(
             Code.CHECKPOINT_MISMATCH,
-            f"The checkpoint {folder.name} names other layers than this model has.",
+            f"The layers that the checkpoint {folder.name} names are not those of this model.",
             remedy="Remove the run folder's checkpoints to start from the beginning.",
         )
     tensors = load_file(folder / f"{STATE_NAME}.safetensors")

@@ -28,7 +28,7 @@ class Example(Protocol):
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Tokens of each sequence that is computed for the row."""
+        """Number of tokens of each sequence that the model computes for the row."""
 
     @property
     def weight_sum(self) -> float:

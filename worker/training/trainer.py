@@ -113,7 +113,7 @@ class TrainingContext:
         """Yield the tensors of this process's share of the validation rows, a step's worth at a time.
 
         Args:
-            ahead: of the rows that must be scored before them.
+            ahead: rows that must be scored before them.
         """
         size = self.plan.contract.exec.batch_size * self.plan.contract.exec.grad_accum * self.distributed.size
         for start in range(0, len(self.data.validation), size):

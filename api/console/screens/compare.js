@@ -1,4 +1,4 @@
-/** Several runs: curves overlaid, the settings that differ with who decided them, results, and their answers to the same rows. */
+/** Several runs: curves overlaid, the settings that differ with their sources, results, and their answers to the same rows. */
 import { useEffect, useMemo, useState } from "../vendor/preact-hooks.js";
 import { address, change, to } from "../lib/address.js";
 import { load, useObjects } from "../lib/cache.js";

@@ -1,4 +1,4 @@
-"""The run of a stage by a command of its own, and the lines that describe its output."""
+"""Run one stage by its own command, and print the lines that describe its output."""
 
 from __future__ import annotations
 

@@ -46,7 +46,9 @@ def run(
     ],
     model: Annotated[
         str,
-        typer.Option(callback=note_base, help="Model to evaluate: a base, an adapter or its beginning, or an alias."),
+        typer.Option(
+            callback=note_base, help="Model to evaluate: a base, an adapter's id or the beginning of it, or an alias."
+        ),
     ],
     against: Annotated[
         str | None, typer.Option(help="Second model, on the same items: is MODEL worse than it?")

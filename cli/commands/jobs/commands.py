@@ -123,7 +123,7 @@ def compare(
     everything: Annotated[bool, typer.Option("--all", help="Also settings that do not differ.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare jobs: settings that differ, with who decided them in parentheses, and results."""
+    """Compare jobs: settings that differ, each with its source in parentheses, and results."""
     body: dict[str, Any] = {"jobs": [resolve_job_id(job_id) for job_id in job_ids]}
     if baseline:
         body["baseline"] = resolve_job_id(baseline)

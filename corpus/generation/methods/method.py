@@ -34,9 +34,9 @@ class MethodTools:
     """Shared means of methods, for all rows.
 
     Attributes:
-        seed: of the recipe.
-        checkers: of code.
-        sandbox: of tests and of graders that run code; None if no column needs it.
+        seed: the recipe's seed.
+        checkers: checkers of code.
+        sandbox: sandbox of tests and of graders that run code; None if no column needs it.
         pools: instructions of the columns with ``self_instruct``, by name.
     """
 
@@ -53,8 +53,8 @@ class RowRequests:
 
     Attributes:
         index: number of the row.
-        values: of the columns so far.
-        generators: of each column and model, for the provenance: method, endpoint, model, revision, digests of its requests.
+        values: values of the columns so far.
+        generators: generators of each column and model, for the provenance: method, endpoint, model, revision, digests of its requests.
         redactions: number of values that were replaced in its responses, by kind.
         checks: results of checks, for the provenance.
     """
@@ -92,7 +92,7 @@ class RowRequests:
         """Return the text of the response to a request, and note it for the provenance."""
         response = self.tools.asker.ask(request)
         endpoint = self.tools.asker.endpoints[request.name]
-        # A grader may have another model than the column.
+        # A grader may have a different model from the column's.
         place = column.name if request.name == column.model else f"{column.name}:{request.name}"
         note = self.generators.setdefault(
             place,
@@ -126,7 +126,7 @@ class RowRequests:
         """Return the answer to a request of a grader, as a chat completion.
 
         Args:
-            name: of the model that judges.
+            name: name of the model that judges.
             request: as :func:`shared.graders.model_graders.judge_request` makes it.
         """
         options = {key: value for key, value in request.items() if key not in ("model", "messages", LIMIT)}

@@ -29,7 +29,7 @@ class InstructionPool:
     """The instructions of a column: those of people, and those that were made.
 
     Args:
-        seeds: of people.
+        seeds: instructions written by people.
     """
 
     def __init__(self, seeds: Sequence[str]) -> None:

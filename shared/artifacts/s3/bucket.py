@@ -71,7 +71,7 @@ class S3Bucket:
         """Write a small object in one request.
 
         Args:
-            name: of the object.
+            name: the object's name.
             content: its bytes, or a file of them, from its beginning.
             sha256: their digest, 64 hexadecimal digits; the server refuses other bytes.
             only_if: a condition, ``{"IfNoneMatch": "*"}`` or ``{"IfMatch": etag}``.
@@ -171,7 +171,7 @@ class PartUpload:
     Args:
         client: boto3's.
         upload: bucket, key and id, as its requests name them.
-        name: of the object.
+        name: the object's name.
     """
 
     def __init__(self, client: Any, upload: dict[str, str], name: str) -> None:

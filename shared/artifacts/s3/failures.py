@@ -37,7 +37,7 @@ def coded(bucket: str, name: str) -> Iterator[None]:
 
     Args:
         bucket: its name, for the message.
-        name: of the object or group of objects that the request is about.
+        name: name of the object or group of objects that the request is about.
 
     Raises:
         NotFound: ``STORAGE_OBJECT_MISSING``. Conflict: ``STORAGE_PRECONDITION_FAILED``.

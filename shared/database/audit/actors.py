@@ -21,7 +21,7 @@ class AuditActor(NamedTuple):
     """The author of a change.
 
     Attributes:
-        id: of the key or the job; empty for others.
+        id: id of the key or the job; empty for others.
         name: the key's name, a person's name and subject, the job's id, a command's ``user@host``, a process's ``host:pid``.
         address: client address of a request; the proxy's, if one is in between.
         key_name: the name of the request's key, which for a person is the person's; None: no request's.

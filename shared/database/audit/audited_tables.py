@@ -40,7 +40,7 @@ class AuditedTable:
 
     Attributes:
         action: name of a change, ``object.verb``; None: it is not audited.
-        fields: of a row; changes of other fields are not audited.
+        fields: fields of a row; changes of other fields are not audited.
         concealed: those among them whose values are secrets.
         shortened: functions that remove secrets from values that may hold one.
         object_id: the id that the API gives to a row's object.

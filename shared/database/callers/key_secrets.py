@@ -44,8 +44,8 @@ def accepted(session: Session, secret: str, now: datetime, *, lock: bool = False
     """Return the key that a secret belongs to, and when that ends, inside the caller's transaction.
 
     Args:
-        session: of the transaction.
-        secret: of the key.
+        session: the transaction's session.
+        secret: the key's secret.
         now: by the database's clock.
         lock: keep the key as it is until the transaction ends.
 

@@ -61,7 +61,7 @@ class Keys:
         _check_name("name", name, KEY_NAME_PATTERN, KEY_NAME_RULE)
         _check_name("tenant", tenant, TENANT_PATTERN, TENANT_RULE)
         _check_name(
-            "tenant", tenant, f"(?!{BEFORE_TENANTS}$).*", f"another name than {BEFORE_TENANTS!r}, which is reserved"
+            "tenant", tenant, f"(?!{BEFORE_TENANTS}$).*", f"a name other than {BEFORE_TENANTS!r}, which is reserved"
         )
         secret = new_secret()
         with self._db.write() as session:

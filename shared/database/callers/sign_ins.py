@@ -83,7 +83,7 @@ class SignIns:
         """Sign in with a key. The sign-in ends with the secret, if that was replaced.
 
         Args:
-            secret: of the key.
+            secret: the key's secret.
             challenge: SHA-256 of the page's token, in hex.
 
         Returns:
@@ -144,7 +144,7 @@ class SignIns:
 
         Args:
             state: from :meth:`begin`, as the provider's answer repeats it.
-            token: of the page that has begun; no other browser has it.
+            token: token of the page that has begun; no other browser has it.
 
         Raises:
             Unauthenticated: ``SIGN_IN_STATE_INVALID``: unknown, used, too old, or begun in another browser.

@@ -76,7 +76,7 @@ class Evals:
 
         Args:
             after: id of the last eval of the page before.
-            limit: of the page.
+            limit: the page's size.
             newest_first: else the oldest is first.
             order_by: which time counts.
 

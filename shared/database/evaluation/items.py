@@ -78,9 +78,9 @@ class EvalItems:
 
         Args:
             after: position of the last item of the page before.
-            limit: of the page.
+            limit: the page's size.
             newest_first: from the last position to the first.
-            status: of the items; None: any.
+            status: status of the items; None: any.
         """
         order = EvalItemRow.position.desc() if newest_first else EvalItemRow.position.asc()
         query = select(EvalItemRow).where(EvalItemRow.run_id == run_id).order_by(order).limit(limit + 1)

@@ -66,11 +66,11 @@ class EvalRuns:
         """Return a page of an eval's runs; one more than ``limit`` if more follow.
 
         Args:
-            eval_id: of the eval, which the tenant sees.
+            eval_id: the eval's id, which the tenant sees.
             after: id of the last run of the page before.
-            limit: of the page.
+            limit: the page's size.
             newest_first: else the oldest is first.
-            states: of the jobs; None: any.
+            states: states of the jobs; None: any.
         """
         order = EvalRunRow.id.desc() if newest_first else EvalRunRow.id.asc()
         query = self._seen(eval_id).join(JobRow, JobRow.id == EvalRunRow.job_id).add_columns(JobRow)

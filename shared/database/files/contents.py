@@ -27,7 +27,7 @@ class IdempotencyKey(NamedTuple):
 
     Attributes:
         key: the caller's, unique among those of its tenant.
-        request_digest: of the request's content.
+        request_digest: digest of the request's content.
     """
 
     key: str

@@ -89,9 +89,9 @@ class Files:
         Args:
             filename: shown to people. purpose: OpenAI's.
             size: in bytes.
-            sha256: of the content.
+            sha256: the content's SHA-256.
             expires_at: when the file is deleted.
-            quota: of the tenant.
+            quota: the tenant's quota.
             store: stores the blob.
             idempotency_key: the same key and request give the same file.
 

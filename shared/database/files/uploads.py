@@ -49,7 +49,7 @@ class Upload(Value):
 
     Attributes:
         file_seconds: lifetime of the file; None: until it is deleted.
-        file_id: of the completed upload's file, which may be deleted.
+        file_id: id of the completed upload's file, which may be deleted.
     """
 
     id: str
@@ -98,12 +98,12 @@ class Uploads:
         """Begin an upload.
 
         Args:
-            filename: of the file, like ``purpose``.
+            filename: the file's name, like ``purpose``.
             purpose: OpenAI's.
-            size: of the file, in bytes.
+            size: the file's size, in bytes.
             lifetime: how long the upload accepts parts.
             file_seconds: lifetime of the file.
-            quota: of the tenant.
+            quota: the tenant's quota.
             idempotency_key: the same key and request give the same upload.
 
         Raises:
@@ -168,9 +168,9 @@ class Uploads:
         """Add a part, and make its blob visible in the same step. For known content, the existing part is returned.
 
         Args:
-            upload_id: of the upload.
+            upload_id: the upload's id.
             size: in bytes.
-            sha256: of the content.
+            sha256: the content's SHA-256.
             store: stores the blob.
 
         Raises:
@@ -218,9 +218,9 @@ class Uploads:
         """Create the file of an upload, and make its blob visible. Its parts are no longer needed: :meth:`drop_parts`.
 
         Args:
-            upload_id: of the upload.
-            completion_digest: of the request, so that an equal one can be repeated.
-            sha256: of the whole content.
+            upload_id: the upload's id.
+            completion_digest: the request's digest, so that an equal one can be repeated.
+            sha256: SHA-256 of the whole content.
             store: stores the blob.
 
         Raises:

@@ -83,7 +83,7 @@ class Receipts:
             adapter: id of the adapter that they are about; None: any.
             job: id of the job that stored them; None: any.
             after: id of the last receipt of the page before.
-            limit: of the page.
+            limit: the page's size.
         """
         query = select(ReceiptRow).where(ReceiptRow.tenant.in_(self._tenants)).order_by(ReceiptRow.id.desc())
         if adapter is not None:

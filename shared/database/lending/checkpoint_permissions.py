@@ -1,7 +1,7 @@
-"""Checkpoint permissions: one tenant lets another one's aliases point to its adapter.
+"""Checkpoint permissions: a tenant lets the aliases of another tenant point to its adapter.
 
-A tenant that gets one has a record of the adapter from then on, as if it had trained it itself; lookups, names and
-routes use that record. Records of several tenants share one stored folder (`shared/database/deletions.py`).
+The other tenant then has a record of the adapter, as if it had trained the adapter itself; lookups, names and routes
+use that record. Records of several tenants share one stored folder (`shared/database/deletions.py`).
 """
 
 from __future__ import annotations

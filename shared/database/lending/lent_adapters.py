@@ -15,10 +15,10 @@ from shared.errors import Code, Conflict
 
 
 def lend(session: Session, row: AdapterRow, project: TenantName, now: datetime) -> None:
-    """Give a tenant a record of another one's adapter, without contents of rows; an existing record stays.
+    """Give a tenant a record of another tenant's adapter, without contents of rows; an existing record stays.
 
     Args:
-        row: of the owner, locked with all of the same content.
+        row: the owner's row, locked with all of the same content.
         project: the tenant that gets the record.
     """
     fields = {name: getattr(row, name) for name in NewAdapter.model_fields}

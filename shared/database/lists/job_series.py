@@ -20,8 +20,8 @@ class SeriesExtent(NamedTuple):
 
     Attributes:
         attempts: the first step of each attempt that has sent any, by its number.
-        last_step: of the latest attempt; 0 if nothing is stored.
-        names: of the series.
+        last_step: last step of the latest attempt; 0 if nothing is stored.
+        names: names of the series.
     """
 
     attempts: dict[int, int]
@@ -69,7 +69,7 @@ def read_series(
         database: with the chunks.
         job_id: the job.
         extent: what is stored of it.
-        names: of the series.
+        names: names of the series.
         first: first step of the range. last: its last one, not after the extent's.
     """
     query = (

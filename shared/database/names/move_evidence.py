@@ -59,7 +59,7 @@ class Standing:
         incumbent: adapter to compare a new one with: the one with most of the answers, or the last that had them.
         scopes: where a policy that governs it may be assigned, the nearest first: tenant and scope.
         own_scopes: those of them that govern it whatever its target is.
-        state: of its own row.
+        state: state of its own row.
     """
 
     tenant: str
@@ -119,7 +119,7 @@ def check(
         before: state of the name now.
         after: its state after the move.
         terms: the caller's.
-        reason: of the move.
+        reason: the move's reason.
         now: by the database's clock.
         through: another name that answers for it then. If the same policy governs that one, nothing more is required.
         deletes: whether ``after`` is the answer to the name once that of this tenant is gone.
@@ -200,7 +200,7 @@ def _growing(session: Session, before: Standing, after: Routing | StandsFor | No
 
 
 def scopes_of(*rows: AliasRow) -> tuple[tuple[str, str], ...]:
-    """Return the scopes where a policy of these names may be assigned: each name, each one's tenant, the server."""
+    """Return the scopes where a policy of these names may be assigned: each name, the tenant of each, the server."""
     tenants = dict.fromkeys(row.tenant for row in rows)
     own = ((row.tenant, ALIAS_PREFIX + row.name) for row in rows)
     return (*own, *((tenant, TENANT_SCOPE) for tenant in tenants), (SHARED, SERVER_SCOPE))

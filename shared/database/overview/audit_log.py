@@ -78,9 +78,9 @@ class AuditLog:
         """Return a page of events by number; one more than ``limit`` if more follow.
 
         Args:
-            which: of the events.
+            which: filter of the events.
             after: number of the last event of the page before.
-            limit: of the page.
+            limit: the page's size.
             newest_first: else the oldest is first: a reader can follow the log from a number on, and misses no event.
         """
         seq = AuditEventRow.seq

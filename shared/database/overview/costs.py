@@ -87,7 +87,7 @@ class Payer:
     """Whose costs are read.
 
     Attributes:
-        tenant: of the keys and jobs; None: of every tenant.
+        tenant: tenant of the keys and jobs; None: of every tenant.
         key_id: only requests of this key, and jobs that a key named `key_name` of the tenant submitted; None: of all keys.
     """
 

@@ -1,4 +1,4 @@
-"""Overview of tenants: each one's use of its quota, its keys and files, and its last activity."""
+"""Overview of tenants: the use of their quotas, their keys and files, and their last activity."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class QueueReader:
 
         Args:
             workers: number of live workers.
-            gpus: of a job.
+            gpus: number of GPUs of a job.
         """
         with self._db.read() as session:
             return Places(
@@ -99,7 +99,7 @@ def read_queue(session: Session, now: datetime, gpus: int) -> QueueState:
 
     Args:
         now: the database's time.
-        gpus: of the worker that would claim a job; they determine a job's hold.
+        gpus: number of GPUs of the worker that would claim a job; they determine a job's hold.
     """
     return _state(session, now, session.execute(QUEUED).all(), gpus)
 
@@ -111,7 +111,7 @@ def read_claimable(session: Session, now: datetime, gpus: int) -> QueueState:
 
     Args:
         now: the database's time.
-        gpus: of the worker that claims.
+        gpus: number of GPUs of the worker that claims.
     """
     queued = session.execute(QUEUED).all()
     if len(queued) < 2 and not any(row.has_quotas for row in queued):

@@ -43,7 +43,8 @@ class QuotaUse(Value):
     """A tenant's quota and what it has of it now.
 
     Attributes:
-        gpu_minutes_used: of attempts that began in this month and have ended. gpu_minutes_held: of those that run.
+        gpu_minutes_used: those used by attempts that began in this month and have ended.
+        gpu_minutes_held: those held by attempts that run.
         resets_at: when the next month begins.
     """
 

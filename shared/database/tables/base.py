@@ -58,7 +58,7 @@ def insert_rows(session: Session, row: type[Base], values: list[dict[str, Any]])
     Args:
         session: whose objects that the rows refer to have been flushed.
         row: the class of the rows, which is not audited: the recorder sees objects only.
-        values: of the rows, each with the same columns; not empty.
+        values: values of the rows, each with the same columns; not empty.
     """
     # Not `session.execute`, which would flush first: the transaction's changes would be written once for each of its
     # statements.

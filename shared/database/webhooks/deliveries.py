@@ -77,7 +77,7 @@ class Deliveries:
         one is being sent. So a receiver that hangs blocks one thread, however many deliveries wait for it.
 
         Args:
-            limit: of deliveries.
+            limit: largest number of deliveries.
         """
         if limit < 1:
             return []

@@ -156,7 +156,7 @@ class Endpoints:
         """Replace the secret.
 
         Args:
-            endpoint_id: of the endpoint.
+            endpoint_id: the endpoint's id.
             keep_old: whether the secret so far signs too, for 24 hours.
 
         Returns:

@@ -33,7 +33,7 @@ def add_end_of_job(session: Session, job: JobRow, state: JobState, now: datetime
     """Put the events of a job's end into the outbox: its own event, and those of the runs that it carried out.
 
     Args:
-        session: of the transaction that ends the job.
+        session: session of the transaction that ends the job.
         job: whose row the transaction holds.
         state: that it ends in.
         now: the time of the event.

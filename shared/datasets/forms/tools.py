@@ -106,7 +106,7 @@ def translated_turns(turns: list[Message] | None, tools: list[Tool] | None, note
     """Translate the calls of turns to the chat API's form, without null arguments that the called tool does not have.
 
     Args:
-        tools: of the row, in the form of the chat API.
+        tools: the row's tools, in the form of the chat API.
         note: called with the name of each conversion.
     """
     if not turns or not any(turn.tool_calls for turn in turns):

@@ -1,4 +1,4 @@
-"""POST /v1/plans:compare: settings that differ with who decided them, results, the baseline, and what is not compared."""
+"""POST /v1/plans:compare: settings that differ with their sources, results, the baseline, and what is not compared."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_a_cycle_without_runtime_repair_is_insufficient() -> None:
         ),
         (lambda cycle: with_condition(cycle, "new", training_seed=None), "has no training_seed"),
         (lambda cycle: with_condition(cycle, "new", adapter_revision=None), "has no adapter_revision"),
-        (lambda cycle: with_condition(cycle, "new", backend="burn"), "of another backend than its condition"),
+        (lambda cycle: with_condition(cycle, "new", backend="burn"), "differs from that of its condition"),
         (lambda cycle: with_spec(cycle, prompt_pack_version="pack-v2"), "different prompt packs"),
     ],
 )

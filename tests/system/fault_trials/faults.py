@@ -125,7 +125,7 @@ def hanging(process: psutil.Process) -> Iterator[None]:
 
 @contextmanager
 def clock_moved(clock: Path, seconds: int) -> Iterator[None]:
-    """Programs whose clock goes forth, or back, by some seconds, and afterwards the other way round. Their monotonic clock does not."""
+    """Programs whose clock jumps forward, or back, by some seconds, and afterwards the other way round. Their monotonic clock does not."""
     set_clock(clock, seconds)
     try:
         yield

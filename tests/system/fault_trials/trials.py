@@ -497,7 +497,7 @@ TRIALS: dict[str, Trial] = {
     ),
     "foreign-name": Trial("A tensor's name has half a surrogate pair", foreign_name, attempt=1, cheap=True),
     "clock-forth": Trial(
-        "The clock goes forth an hour; a job trains, another is queued; the worker gets `kill -9`; the clock goes back",
+        "The clock jumps forward an hour; a job trains, another is queued; the worker gets `kill -9`; the clock goes back",
         partial(clock_goes_forth, seconds=3600), layout="clock", attempt=3, resumed=True, seconds=2 * RECOVERY_SECONDS,
     ),
     "clock-back": Trial(

@@ -143,7 +143,7 @@ def refuse_other_tokens(labeller: Tokenizer, tokenizer: PreTrainedTokenizerBase,
     ):
         raise JobFailed(
             Code.TOKENIZER_MISMATCH,
-            "transformers encodes a string to other tokens than the base's tokenizer.json.",
+            "transformers and the base's tokenizer.json encode a string differently.",
             remedy=ONE_TOKENIZER,
             param="model.hf_repo",
         )

@@ -35,7 +35,7 @@ HARD_TEXTS = (
 
 
 class EncodersDiffer(Exception):
-    """`fastokens` makes other ids than `tokenizers`, or fails."""
+    """`fastokens` fails, or its ids differ from those of `tokenizers`."""
 
 
 class Encoder:

@@ -86,7 +86,7 @@ class RowOrder:
         return planned_steps([self.epochs[epoch]], self.contract)
 
     def epoch_of(self, step: int) -> int:
-        """Return the epoch of a 1-based step; the first one's before any step."""
+        """Return the epoch of a 1-based step; 0 before any step."""
         return bisect_left(self.last_steps, step) if step else 0
 
     def ends_epoch(self, step: Step) -> bool:

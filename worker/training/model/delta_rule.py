@@ -27,9 +27,9 @@ class Documents:
     Attributes:
         hidden: (chunks, C, C), true where position i must not see position j; (C, C) if all is one document.
         starts: (chunks, C, 1), the place in the chunk at which the position's document begins; None: no boundaries.
-        unread: (chunks, C, 1), whether the state before the chunk is of another document than the position.
-        unwritten: (chunks, C, 1), whether the state after the chunk is of another document than the position.
-        ended: (chunks, 1, 1), whether the state before the chunk is of another document than the one after it.
+        unread: (chunks, C, 1), whether the state before the chunk belongs to a different document from the position's.
+        unwritten: (chunks, C, 1), whether the state after the chunk belongs to a different document from the position's.
+        ended: (chunks, 1, 1), whether the states before and after the chunk belong to different documents.
     """
 
     hidden: Tensor
@@ -85,7 +85,7 @@ class Decays(NamedTuple):
         between: from position j to position i, (…, C, C).
         reading: from the chunk's start to a position, (…, C, 1).
         writing: from a position to the chunk's end, (…, C, 1).
-        through: of the whole chunk, (…, 1, 1).
+        through: over the whole chunk, (…, 1, 1).
     """
 
     between: Tensor
@@ -105,7 +105,7 @@ def gated_delta_rule(
         query, key: (rows, tokens, heads, key size).
         value: (rows, tokens, heads, value size).
         decay: logarithms ≤ 0, (rows, tokens, heads). beta: (rows, tokens, heads).
-        boundaries: of the documents in the one row: cumulative lengths, int32; None: each row is a document.
+        boundaries: boundaries of the documents in the one row: cumulative lengths, int32; None: each row is a document.
 
     Returns:
         (rows, tokens, heads, value size), in the dtype of the queries.

@@ -2,9 +2,11 @@
 
 On an accelerator the plan's own memory arithmetic (`shared/preflight/estimate.py`) decides, fastest choice first:
 nothing is recomputed and micro-batches are large; then the cache is kept if room is left; only if necessary are
-activations recomputed, first those of norms and MLPs, which repeats half of the products. On a CPU larger micro-batches are not faster, so they hold as many tokens as the contract's
-batch, padded: the same, and with them the adapter's bytes, on every machine where they fit. Otherwise they are cut,
-then activations are recomputed; the machine's total memory decides that, never its free memory.
+activations recomputed, first those of norms and MLPs, which repeats half of the products.
+
+On a CPU larger micro-batches are not faster, so they hold as many tokens as the contract's padded batch. Their size,
+and so the adapter's bytes, are then the same on every machine where they fit. Where they do not fit they are made
+smaller, and then activations are recomputed. The machine's total memory decides that, never its free memory.
 """
 
 from __future__ import annotations

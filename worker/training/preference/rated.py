@@ -24,7 +24,7 @@ class RatedAnswer:
     """A prompt with an answer that is rated good or bad.
 
     Attributes:
-        place: of its score by the reference.
+        place: index of its score by the reference.
         other: the prompt with another prompt's answer, whose score is at the next place; None: this is such a one.
     """
 
@@ -102,7 +102,7 @@ def partners(prompts: Sequence[bytes], parts: Sequence[Numbers]) -> Numbers:
     prompt has more than half of the rows.
 
     Args:
-        prompts: of each row, in a form in which their order says nothing.
+        prompts: prompts of each row, in a form in which their order says nothing.
         parts: numbers of rows.
     """
     numbers = np.arange(len(prompts))

@@ -23,7 +23,7 @@ FORWARD_SHARE = 1 / 3
 
 
 def peak_bytes(device: torch.device | None = None) -> int:
-    """Return the most memory in bytes that this process has held so far.
+    """Return the peak memory in bytes that this process has held so far.
 
     On a GPU this is the memory that torch's allocator reserved, without the device context; on a CPU, or without a
     device, the resident set of the whole process, including Python and libraries. The two cannot be compared.
@@ -42,7 +42,7 @@ class MeasuredDevice:
     Attributes:
         work: None leaves MFU out.
         peak_flops: dense bf16 FLOP/s of the device; None leaves MFU out.
-        peak_memory: the most bytes held so far, on the device or, on a CPU, in the process.
+        peak_memory: largest number of bytes held so far, on the device or, on a CPU, in the process.
     """
 
     work: Workload | None = None
