@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,15 +21,17 @@ from api.services import Services, ServicesDep
 from api.web.auth import TRAINER, Caller, CallerDep
 from api.web.params import NO_NUL, After, Id, Limit, Page, page_of
 from api.web.tenant_view import TenantView, TenantViewDep, tenant_view
+from shared.artifacts.base_folders import locate_fetched_base
 from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest, ParentRef, parse_manifest
 from shared.base_models.catalog import BaseModelEntry
+from shared.base_models.config import parse_model_config
 from shared.contract.auto_hyperparameters import auto_learning_rate
 from shared.database.adapters import Adapter, PublishedAdapter
 from shared.database.base_certificates import BaseCertificate, BaseCertificates, is_certified
 from shared.database.gates.receipts import StoredReceipt
 from shared.database.names.aliases import Alias
 from shared.database.names.foreign_names import ForeignName
-from shared.errors import Code, NotFound
+from shared.errors import Code, MensError, NotFound
 from shared.hashing import digest_json
 from shared.model_card.readme import AdapterRecord, CardReceipt, write_readme
 from shared.model_card.self_evaluation import without_samples
@@ -95,13 +99,25 @@ def retrieve_model(model: Id, services: ServicesDep, caller: CallerDep) -> Model
     view = tenant_view(services, caller)
     for base in services.catalog().bases:
         if base.name == model:
-            return _base_model(services, base, _certificates(services, base))
+            described = _base_model(services, base, _certificates(services, base))
+            return described.model_copy(update={"mens": described.mens | _largest_sizes(services, base)})
     for adapter in view.adapters.with_ids([model], published_only=True):
         return _adapter_model(adapter, view.shutdown_dates([adapter]), adapter.template_arguments)
     if alias := view.aliases.find(model):
         for adapter in view.adapters.with_ids([alias.adapter_id], published_only=True):
             return _alias_model(alias, adapter, adapter.template_arguments if len(alias.targets) == 1 else {})
     return _retrieve_foreign(view, model)
+
+
+def _largest_sizes(services: Services, base: BaseModelEntry) -> dict[str, int]:
+    """Return the largest rank that is served and the base's positions, where they are known, so that clients name a limit before they
+    upload a file.
+    """
+    sizes = {"max_lora_rank": services.replicas.max_lora_rank(base.digest)}
+    with suppress(MensError, OSError, ValueError):  # its files may not be here
+        config = locate_fetched_base(base, services.settings) / "config.json"
+        sizes["positions"] = parse_model_config(json.loads(config.read_bytes())).max_positions
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def _retrieve_foreign(view: TenantView, model: str) -> Model:

@@ -39,7 +39,7 @@ from shared.preflight.parents import (
     with_answer_models,
 )
 from shared.preflight.sequence_length import OpenLength, open_length
-from shared.preflight.servability import check_servable, check_served_weights, serving_notes
+from shared.preflight.servability import check_servable, check_served_weights, rows_too_long, serving_notes
 from shared.preflight.types import Estimate, InputFile, JobRequest, Machine, PlannedDevice, Preflight
 from shared.tokenization.supervision_report import SupervisionReport
 from shared.tokenization.template_arguments import ChatOptions
@@ -105,12 +105,7 @@ def preflight(
     seq_len = max((length.limit for length in lengths.values() if length), default=resolution.contract.exec.seq_len)
     positions = model.config.max_positions
     if positions is not None and seq_len > positions:
-        raise ContractRejected(
-            Code.SEQ_LEN_TOO_LARGE,
-            f"exec.seq_len is {seq_len}; the base model has {positions} positions.",
-            remedy=f"Set exec.seq_len to {positions} or less.",
-            param="exec.seq_len",
-        )
+        raise rows_too_long(seq_len, positions)
     check_targets(resolution.contract.adapter.target_modules, model.config)
     check_shape(resolution.contract, request.parent, model.config)
     if machine.limits:

@@ -43,13 +43,7 @@ def check_servable(
         raise base_not_servable(contract.model.hf_repo, limits.bases)
     rank = contract.adapter.rank
     if rank > limits.max_lora_rank:
-        raise ContractRejected(
-            Code.NOT_SERVABLE_RANK,
-            f"adapter.rank is {rank}; the serving tier supports ranks up to {limits.max_lora_rank}.",
-            remedy=f"Set adapter.rank to {limits.max_lora_rank} (`--rank {limits.max_lora_rank}`), or {rank_remedy(rank)}.",
-            param="adapter.rank",
-            details={"rank": rank, "max_lora_rank": limits.max_lora_rank},
-        )
+        raise rank_not_servable(rank, limits.max_lora_rank)
     for target in contract.adapter.target_modules or ():
         _check_target(target, config, limits)
 
@@ -61,6 +55,27 @@ def base_not_servable(base: str, served: Iterable[ServedBaseName]) -> ContractRe
         describe_unserved(base, served),
         remedy=f"{serving_remedy(base, served)}; or train without publishing (`--no-publish`, artifact.publish = false).",
         param="model.hf_repo",
+    )
+
+
+def rank_not_servable(rank: int, most: int) -> ContractRejected:
+    """Return the refusal of a job whose adapter no replica could load."""
+    return ContractRejected(
+        Code.NOT_SERVABLE_RANK,
+        f"adapter.rank is {rank}; the serving tier supports ranks up to {most}.",
+        remedy=f"Set adapter.rank to {most} (`--rank {most}`), or {rank_remedy(rank)}.",
+        param="adapter.rank",
+        details={"rank": rank, "max_lora_rank": most},
+    )
+
+
+def rows_too_long(seq_len: int, positions: int) -> ContractRejected:
+    """Return the refusal of a job whose rows may have more tokens than the base has positions."""
+    return ContractRejected(
+        Code.SEQ_LEN_TOO_LARGE,
+        f"exec.seq_len is {seq_len}; the base model has {positions} positions.",
+        remedy=f"Set exec.seq_len to {positions} or less.",
+        param="exec.seq_len",
     )
 
 

@@ -257,6 +257,15 @@ class ReplicaPool:
             return True
         return False if answering and len(answering) == len(self.all) else None
 
+    def max_lora_rank(self, base_digest: str) -> int | None:
+        """Return the largest rank that every replica of a base's adapters loads; None if none has reported one."""
+        answering = [
+            replica.serves for replica in self.all if replica.serves and replica.state is not ReplicaState.DOWN
+        ]
+        return min(
+            (serves.max_lora_rank for serves in answering if serves.adapters_digest == base_digest), default=None
+        )
+
     def served_bases(self) -> set[ServedBaseName]:
         """Describe the bases of the replicas that are not down, for an error message."""
         answering = (replica for replica in self.all if replica.state is not ReplicaState.DOWN)

@@ -45,11 +45,12 @@ from cli.options import (
 from cli.output import counted, plain_console
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.choices import BaseQuant, DataMode
+from shared.contract.contracts import FineTuneContract
 from shared.contract.flat_keys import parse_contract
 from shared.contract.sections import DEFAULT_MODEL_ID
 from shared.datasets.reader import count_lines
 from shared.errors import Code, MensError, NotFound
-from shared.preflight.servability import base_not_servable
+from shared.preflight.servability import base_not_servable, rank_not_servable, rows_too_long
 from shared.replicas import ServedBaseName
 
 console, errors = plain_console(), plain_console(stderr=True)
@@ -173,6 +174,7 @@ def train(
         base = find_base(sections["model"].get("hf_repo") or base_of_parent)
         if parsed.artifact.publish:
             refuse_unserved(base)
+        refuse_too_large(parsed, base)
         check_files(parsed, files, keep_all=bool(preset or domain))
     except MensError as error:
         refusal = error.as_dict()
@@ -267,6 +269,20 @@ def refuse_unserved(base: dict[str, Any]) -> None:
         raise base_not_servable(
             base["id"], [ServedBaseName(model["id"], model["mens"].get("twin_of")) for model in served]
         )
+
+
+def refuse_too_large(contract: FineTuneContract, base: dict[str, Any]) -> None:
+    """Refuse a rank or length that is written and beyond what the API says of a base; what it does not say it decides later.
+
+    Raises:
+        ContractRejected: ``NOT_SERVABLE_RANK``, ``SEQ_LEN_TOO_LARGE``.
+    """
+    rank, most = contract.adapter.rank, base["mens"].get("max_lora_rank")
+    if contract.artifact.publish and "rank" in contract.adapter.model_fields_set and most and rank > most:
+        raise rank_not_servable(rank, most)
+    seq_len, positions = contract.exec.seq_len, base["mens"].get("positions")
+    if "seq_len" in contract.exec.model_fields_set and positions and seq_len > positions:
+        raise rows_too_long(seq_len, positions)
 
 
 def _auto_rules(file: Path, base: dict[str, Any], *, pairs: bool) -> dict[str, float]:

@@ -185,6 +185,17 @@ def test_replica_that_has_not_said_what_it_serves_may_have_anything() -> None:
     assert ReplicaPool().serves(MODEL) is None
 
 
+def test_largest_rank_is_the_least_of_a_bases_replicas_that_answer() -> None:
+    replicas = up(URLS[:3])
+    assert replicas.max_lora_rank(DIGEST) is None
+    ranks = zip(replicas.all, (64, 32, 8), (TWIN, TWIN, OTHER), strict=True)
+    for replica, rank, serves in ranks:
+        replica.serves = serves.model_copy(update={"max_lora_rank": rank})
+    assert replicas.max_lora_rank(DIGEST) == 32
+    replicas.all[1].state = ReplicaState.DOWN
+    assert replicas.max_lora_rank(DIGEST) == 64
+
+
 def test_only_replicas_that_answer_deny_that_adapters_are_served() -> None:
     replicas = up(URLS[:2])
     assert replicas.serves_adapters_of(DIGEST) is None

@@ -64,6 +64,15 @@ def test_unknown_field_of_an_object_is_refused(
     [
         ({"type": "function", "name": "f", "parameters": {}}, "the Responses API"),
         ({"name": "f", "input_schema": {}}, "Anthropic's API"),
+        ({"name": "f", "inputSchema": {}}, "the Model Context Protocol"),
+        ({"functionDeclarations": [{"name": "f"}]}, "Gemini's API"),
+        ({"function_declarations": [{"name": "f"}]}, "Gemini's API"),
+        ({"toolSpec": {"name": "f"}}, "Amazon Bedrock's API"),
+        ({"name": "f", "parameter_definitions": {}}, "Cohere's API"),
+        ({"type": "custom", "custom": {"name": "f"}}, "a tool of type 'custom', and only functions are served"),
+        ({"type": "web_search"}, "a tool of type 'web_search'"),
+        ({"type": "function"}, "only functions are served"),
+        ({"x": 1}, "only functions are served"),
     ],
 )
 def test_tool_of_another_api_is_named_with_the_form_to_write(tool: dict[str, Any], whose: str) -> None:
@@ -71,6 +80,21 @@ def test_tool_of_another_api_is_named_with_the_form_to_write(tool: dict[str, Any
     assert (error.code, error.param) == ("REQUEST_INVALID", "tools[1].function")
     assert whose in error.message
     assert '{"type": "function", "function": {"name"' in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("check", "body", "param", "form"),
+    [
+        (check_nested_chat_fields, {"tools": [{"function": {"name": "f", "input_schema": {}}}]}, "tools[0].function.input_schema", "`parameters`"),
+        (check_nested_chat_fields, {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "name": "f", "arguments": "{}"}]}]}, "messages[0].tool_calls[0].function", '"function": {"name": …, "arguments": …}'),
+        (check_nested_response_fields, {"tools": [{"type": "function", "function": ADD}]}, "tools[0].function", '{"type": "function", "name": …,'),
+    ],
+)  # fmt: skip
+def test_function_of_another_api_is_named_with_the_form_to_write(
+    check: Callable[[dict[str, Any]], None], body: dict[str, Any], param: str, form: str
+) -> None:
+    error = refusal(check, body)
+    assert (error.code, error.param, form in error.remedy) == ("REQUEST_INVALID", param, True)
 
 
 @pytest.mark.parametrize(

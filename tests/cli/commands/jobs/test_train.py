@@ -167,13 +167,21 @@ def test_only_base_is_taken_where_none_is_named(installation: CliInstallation, r
     ("options", "row", "code"),
     [
         (["--rank", "99999"], "", "CONTRACT_INVALID"),
+        (["--rank", "512"], "", "NOT_SERVABLE_RANK"),
+        (["--seq-len", "1000000"], "", "SEQ_LEN_TOO_LARGE"),
         (["--model", "nobody"], "", "MODEL_NOT_FOUND"),
         ([], "oops\n", "DATASET_LINE_INVALID"),
     ],
 )
 def test_what_can_be_checked_without_an_upload_is_checked_before_it(
-    installation: CliInstallation, rows: str, options: list[str], row: str, code: str
+    installation: CliInstallation,
+    rows: str,
+    options: list[str],
+    row: str,
+    code: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(installation.services.replicas, "max_lora_rank", lambda _digest: 32)
     with Path(rows).open("a") as file:
         file.write(row)
     train = ["train", rows, "--no-watch", "--json", "--model", "tiny", *options]
