@@ -77,4 +77,6 @@ def _documents(batch: MicroBatch, there: MicroBatch) -> dict[str, object]:
     """
     if batch.boundaries is None:
         return {}
-    return {"cu_seq_lens_q": there.boundaries, "max_length_q": int(batch.boundaries.diff().max())}
+    lengths = batch.boundaries.diff().tolist()
+    parts = [(prefix, length - prefix) for prefix, length in zip(batch.prefixes, lengths, strict=False)]
+    return {"cu_seq_lens_q": there.boundaries, "max_length_q": max(lengths), "parts": parts}

@@ -4,11 +4,13 @@ a GPU, and on a CPU."""
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from shared.base_models.config import ModelConfig, parse_model_config
+from shared.contract.sections import PreferenceSection
 from shared.preflight.activations import DELTA_CHUNK, Recompute, activation_bytes, is_fused
 from shared.preflight.estimate import vram_parts
 from shared.preflight.types import Configuration, Vram
@@ -86,6 +88,40 @@ def test_layers_with_dropout_need_what_is_planned(name: str, on_gpu: bool, recom
     """Fails while a plan leaves out what PEFT's layers keep: an input and a mask each. It was 18 to 43 % too few."""
     plan, parts = planned(parse_model_config(MODELS[name]), on_gpu=on_gpu, recompute=recompute, dropout=0.1)
     assert plan == pytest.approx(counted(MODELS[name], on_gpu=on_gpu, recompute=recompute, dropout=0.1), rel=0.1), parts
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("on_gpu", [True, False], ids=["bfloat16", "float32"])
+def test_a_prompt_that_is_computed_once_keeps_no_more_than_two(on_gpu: bool) -> None:
+    """A plan counts both chats whole. The prompt is as short as one that is computed once may be, and every head has keys of
+    its own, so attention's copies are as large as they can be.
+    """
+    import numpy as np
+    import torch
+
+    from bench.training.counted_model import META, as_on_a_gpu, counted_model
+    from bench.training.step_counter import Card, StepCounter
+    from worker.training.data.prepared import Row
+    from worker.training.preference.direct import DirectPreference
+    from worker.training.preference.pairs import Pair, common_prefix, pair_batches
+
+    raw, peaks = MODELS["llama"] | {"num_key_value_heads": 6, "num_hidden_layers": 2}, []
+    weights = np.repeat([0, 1], [64, 192]).astype(np.float32)
+    sides = [Row(1, np.repeat([1, answer], [64, 192]).astype(np.uint32), weights, 5, 1.0) for answer in (2, 3)]
+    pair = Pair(0, *sides, common_prefix(*sides))
+    assert pair.prefix == 64
+    for one in (pair, replace(pair, prefix=0)):
+        counter, method = StepCounter(Card(1, 1, 1, 1)), DirectPreference(PreferenceSection())
+        method._reference = torch.zeros(1, 2)  # as `prepare` sets it
+        (batch,) = pair_batches([one], 1_000, pad_token=0, packed=True)
+        device = META if on_gpu else torch.device("cpu")
+        with as_on_a_gpu() if on_gpu else nullcontext():
+            model = counted_model(raw, device=device, rank=RANK)
+            with counter:
+                for _ in range(2):
+                    method.loss(model, batch, device, 2.0).loss.backward()
+        peaks.append(counter.peak)
+    assert peaks[0] <= peaks[1]
 
 
 @pytest.mark.torch

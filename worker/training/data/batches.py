@@ -30,14 +30,17 @@ class MicroBatch:
 
     Attributes:
         ids: (rows, length), int64; packed: one row that holds all documents.
-        positions: (rows, length), int64; begin at 0 in every document.
-        boundaries: cumulative document lengths, int32, (documents + 1,); None when rows are padded instead.
+        positions: (rows, length), int64; begin at 0 in every document, or after its prefix.
+        boundaries: cumulative document lengths, with their prefixes, int32, (documents + 1,); None when rows are padded
+            instead.
         mask: 1 for tokens, 0 for padding, (rows, length); None when packed.
         predictors: positions in the flattened batch whose hidden rows predict a target, (targets,).
         targets: the token ids they must predict, (targets,).
         weights: weight of each target in the loss: its token's weight times its row's, fp32, (targets,).
         weight_sum: sum of the tokens' weights, without the rows' own: the divisor of the loss.
         tokens: number of tokens, without padding.
+        prefixes: how many tokens at its beginning each document has in common with the one before it, where they lie;
+            empty: no document has any.
     """
 
     ids: torch.Tensor
@@ -49,6 +52,7 @@ class MicroBatch:
     weights: torch.Tensor
     weight_sum: float
     tokens: int
+    prefixes: tuple[int, ...] = ()
 
     def on(self, device: torch.device) -> MicroBatch:
         """Return the same micro-batch on a device."""
@@ -96,19 +100,33 @@ def collate(rows: Sequence[Row], pad_token: int, *, packed: bool) -> MicroBatch:
     return pack_rows(rows) if packed else pad_rows(rows, pad_token)
 
 
-def pack_rows(rows: Sequence[Row]) -> MicroBatch:
-    """Lay rows end to end in one sequence."""
+def pack_rows(rows: Sequence[Row], prefixes: Sequence[int] = ()) -> MicroBatch:
+    """Lay rows end to end in one sequence.
+
+    Args:
+        prefixes: how many tokens at its beginning each row has in common with the row before it, which must have 0. They
+            are laid down once. Empty: no row has any.
+    """
     lengths = np.array([len(row.ids) for row in rows])
-    starts = np.concatenate([[0], np.cumsum(lengths)])
+    common = np.array(prefixes) if any(prefixes) else np.zeros_like(lengths)
+    starts = _cumulative(lengths)
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
-    return _micro_batch(
+    lies = positions >= np.repeat(common, lengths)
+    # A token that the row before has laid down is as far from that row's beginning as from its own row's.
+    source = np.arange(starts[-1]) - np.where(lies, 0, np.repeat(np.roll(lengths, 1), lengths))
+    batch = _micro_batch(
         rows,
-        ids=np.concatenate([row.ids for row in rows])[None].astype(np.int64),
-        positions=positions[None],
-        offsets=starts[:-1],
+        ids=np.concatenate([row.ids for row in rows])[lies][None].astype(np.int64),
+        positions=positions[lies][None],
+        places=(np.cumsum(lies) - 1)[source],
         boundaries=torch.from_numpy(starts.astype(np.int32)),
         mask=None,
     )
+    return replace(batch, prefixes=tuple(common.tolist())) if common.any() else batch
+
+
+def _cumulative(lengths: Numbers) -> Numbers:
+    return np.concatenate([[0], np.cumsum(lengths)])
 
 
 def pad_rows(rows: Sequence[Row], pad_token: int) -> MicroBatch:
@@ -123,7 +141,7 @@ def pad_rows(rows: Sequence[Row], pad_token: int) -> MicroBatch:
         rows,
         ids=ids,
         positions=np.broadcast_to(np.arange(length), ids.shape).copy(),
-        offsets=np.arange(len(rows)) * length,
+        places=np.flatnonzero(mask),
         boundaries=None,
         mask=torch.from_numpy(mask),
     )
@@ -149,10 +167,12 @@ def _micro_batch(
     *,
     ids: Numbers,
     positions: Numbers,
-    offsets: Numbers,
+    places: Numbers,
     boundaries: torch.Tensor | None,
     mask: torch.Tensor | None,
 ) -> MicroBatch:
+    """Return a micro-batch; ``places`` are those of the rows' tokens in the flattened ids, one row after another."""
+    starts = _cumulative(np.array([len(row.ids) for row in rows]))[:-1]
     supervised = [np.flatnonzero(row.weights) for row in rows]
     token_weights = [row.weights[at] for row, at in zip(rows, supervised, strict=True)]
     return MicroBatch(
@@ -161,7 +181,7 @@ def _micro_batch(
         boundaries=boundaries,
         mask=mask,
         predictors=torch.from_numpy(
-            np.concatenate([at + offset - 1 for at, offset in zip(supervised, offsets, strict=True)])
+            places[np.concatenate([at + start - 1 for at, start in zip(supervised, starts, strict=True)])]
         ),
         targets=torch.from_numpy(
             np.concatenate([row.ids[at] for row, at in zip(rows, supervised, strict=True)]).astype(np.int64)

@@ -3,12 +3,15 @@
 Registered with transformers' attention interface, so the model code stays upstream's. The boundaries arrive as
 ``cu_seq_lens_q`` (the name transformers uses for them): cumulative lengths, int32, shape (documents + 1,). On CUDA one
 variable-length kernel computes it (`torch.nn.attention.varlen`); elsewhere each document is one SDPA call.
+
+A document may begin as the one before it does. That prefix then lies in the sequence once, and both are put together here:
+they are computed as any other documents, and what the second gives for its prefix is dropped.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -46,14 +49,17 @@ def attend_within_documents(
     sliding_window: int | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
+    parts: Sequence[tuple[int, int]] = (),
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute causal attention in each document.
 
     Args:
         query, key, value: (1, heads, tokens, head_dim); key and value may have fewer heads.
-        cu_seq_lens_q: boundaries of the documents; without it the call is ordinary SDPA.
+        cu_seq_lens_q: boundaries of the documents, each with its prefix; without it the call is ordinary SDPA.
         max_length_q: tokens of the longest document.
+        parts: the tokens of each document's prefix, which lie at the beginning of the document before, and its further
+            tokens; empty: no document has a prefix.
         sliding_window: most tokens that a position attends to, including itself.
 
     Returns:
@@ -65,9 +71,29 @@ def attend_within_documents(
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
         return output, None
     window = sliding_window if sliding_window and sliding_window < max_length_q else None
+    if parts:
+        query, key, value = (_with_prefixes(tensor, parts) for tensor in (query, key, value))
     if dropout == 0.0 and has_varlen_kernel(query):
-        return _varlen(query, key, value, cu_seq_lens_q, max_length_q, scaling, window), None
-    return _each_document(query, key, value, cu_seq_lens_q, dropout, scaling, window), None
+        output = _varlen(query, key, value, cu_seq_lens_q, max_length_q, scaling, window)
+    else:
+        output = _each_document(query, key, value, cu_seq_lens_q, dropout, scaling, window)
+    return _without_prefixes(output, parts) if parts else output, None
+
+
+# Split, not sliced or indexed: the gradient of a split is one concatenation, in the same order on every device.
+def _with_prefixes(tensor: torch.Tensor, parts: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Return the documents end to end, each with its prefix: (1, heads, tokens, head_dim)."""
+    pieces, before = [], tensor
+    for (prefix, _), own in zip(parts, tensor.split([length for _, length in parts], dim=2), strict=True):
+        pieces += [before[:, :, :prefix], own] if prefix else [own]
+        before = own
+    return torch.cat(pieces, dim=2)
+
+
+def _without_prefixes(output: torch.Tensor, parts: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Return what lies in the sequence: (1, tokens, heads, head_dim)."""
+    pieces = output.split([length for part in parts for length in part], dim=1)
+    return torch.cat(pieces[1::2], dim=1)
 
 
 def has_varlen_kernel(query: torch.Tensor) -> bool:

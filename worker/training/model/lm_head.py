@@ -6,7 +6,6 @@ chunk's logits are: it is computed in the forward pass and the logits are droppe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -57,35 +56,30 @@ class _FrozenHeadLogProbs(torch.autograd.Function):
         context: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
     ) -> torch.Tensor:
         log_probs = torch.empty(len(hidden), device=hidden.device)
-        for rows in _chunks(len(hidden), len(weight)):
+        gradient = torch.empty_like(hidden) if context.needs_input_grad[0] else None
+        for start in range(0, len(hidden), chunk_rows(len(weight))):
+            rows = slice(start, start + chunk_rows(len(weight)))
             logits = linear(hidden[rows], weight, bias).float()
-            log_probs[rows] = (logits.gather(-1, targets[rows, None]) - logits.logsumexp(-1, keepdim=True))[:, 0]
-        context.save_for_backward(hidden, weight, bias, targets)
+            chosen, log_total = targets[rows, None], logits.logsumexp(-1, keepdim=True)
+            log_probs[rows] = (logits.gather(-1, chosen) - log_total)[:, 0]
+            if gradient is not None:
+                # Of log p(target): onehot less softmax.
+                negative = logits.sub_(log_total).exp_()
+                negative.scatter_add_(-1, chosen, torch.full_like(log_total, -1.0))
+                gradient[rows] = negative.neg_().to(weight.dtype) @ weight
+        context.save_for_backward(gradient)
         return log_probs
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, bias, targets = context.saved_tensors
-        gradient = torch.empty_like(hidden)
-        for rows in _chunks(len(hidden), len(weight)):
-            # Of log p(target): onehot less softmax.
-            negative = linear(hidden[rows], weight, bias).float().softmax(-1)
-            negative.scatter_add_(-1, targets[rows, None], negative.new_full((len(negative), 1), -1.0))
-            gradient[rows] = negative.mul_(-outputs[0][rows, None]).to(weight.dtype) @ weight
-        return gradient, None, None, None
-
-
-def _chunks(rows: int, vocab: int) -> Iterator[slice]:
-    size = chunk_rows(vocab)
-    return (slice(start, start + size) for start in range(0, rows, size))
+        (gradient,) = context.saved_tensors
+        # Each row's is known but for a factor, which is applied in fp32: rounded, it would scale a whole answer wrongly.
+        return (gradient * outputs[0][:, None]).to(gradient.dtype), None, None, None
 
 
 def head_log_probs(head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the log-probability of each target in nats, fp32.
-
-    Unlike :func:`head_loss`, the gradient of a target is known only in the backward pass, which computes the logits of
-    a chunk again.
 
     Args:
         head: the output embedding; a frozen linear layer, or any module that turns hidden rows into logits.

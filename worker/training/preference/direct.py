@@ -5,6 +5,7 @@ with what the reference says of both.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from worker.run_folder import PREFERENCE_METRICS
 from worker.training.data.dataset import Data
 from worker.training.method import BatchLoss
 from worker.training.metrics import Score
+from worker.training.model.load import read_config
 from worker.training.preference.compared import SQUARED_MARGIN, TOKENS, ComparedMethod
 from worker.training.preference.data import read_preferences
 from worker.training.preference.first_loss import check_first_loss
@@ -43,7 +45,9 @@ class DirectPreference(ComparedMethod[Pair, PairBatch]):
         Raises:
             DatasetInvalid: ``NOTHING_SUPERVISED``, ``SKIP_RATE_EXCEEDED``. JobFailed: ``TOKENIZER_MISMATCH``.
         """
-        return read_preferences(run, tokenizer, vocab, cache, PreparedPairs)
+        # Linear attention carries a state from token to token, which a second answer would have to take up.
+        once = read_config(Path(run.inputs.base)).linear is None
+        return read_preferences(run, tokenizer, vocab, cache, partial(PreparedPairs, once=once))
 
     def micro_batches(
         self, rows: Sequence[Pair], token_budget: int, *, pad_token: int, packed: bool

@@ -1,16 +1,23 @@
-"""Pairs of answers as the trainer sees them, and their micro-batches: both answers of a pair are in the same one."""
+"""Pairs of answers as the trainer sees them, and their micro-batches: both answers of a pair are in the same one, and their
+prompt is computed once where the model allows it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
-from worker.training.data.batches import MicroBatch, collate, empty_batch
+from worker.training.data.batches import MicroBatch, Numbers, empty_batch, pack_rows, pad_rows
 from worker.training.data.packing import pack
-from worker.training.data.prepared import Row
+from worker.training.data.prepared import PreparedRows, Row
 from worker.training.preference.scored_rows import ScoredRows
+
+LEAST_SHARE = 1 / 8
+"""Share of both chats' tokens below which a common beginning is computed twice: attention copies it for the second answer, and
+would keep as much memory as is saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +26,13 @@ class Pair:
 
     Attributes:
         number: place of its scores by the reference.
+        prefix: tokens at the beginning of both chats that are computed once; 0: each chat is computed alone.
     """
 
     number: int
     chosen: Row
     rejected: Row
+    prefix: int = 0
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -56,13 +65,33 @@ class Pair:
 
 
 class PreparedPairs(ScoredRows[Pair]):
-    """Prepared rows, two by two: the chat with the preferred answer, and the one with the rejected answer."""
+    """Prepared rows, two by two: the chat with the preferred answer, and the one with the rejected answer.
+
+    Args:
+        rows, first, parts: as for every file.
+        once: what both chats of a pair begin with is computed once.
+    """
 
     sides = 2
 
+    def __init__(
+        self, rows: PreparedRows, first: int = 0, parts: Sequence[Numbers] = (), *, once: bool = False
+    ) -> None:
+        super().__init__(rows, first, parts)
+        self._once = once
+
     def row(self, number: int) -> Pair:
         """Return a pair."""
-        return Pair(self.first + number, self.rows[2 * number], self.rows[2 * number + 1])
+        chosen, rejected = self.rows[2 * number], self.rows[2 * number + 1]
+        return Pair(self.first + number, chosen, rejected, common_prefix(chosen, rejected) if self._once else 0)
+
+
+def common_prefix(chosen: Row, rejected: Row) -> int:
+    """Return how many tokens both chats begin with, less than either has; 0 if they are too few to be worth it."""
+    longest = min(len(chosen.ids), len(rejected.ids)) - 1
+    differ = np.flatnonzero(chosen.ids[:longest] != rejected.ids[:longest])
+    prefix = int(differ[0]) if len(differ) else longest
+    return prefix if prefix >= LEAST_SHARE * (len(chosen.ids) + len(rejected.ids)) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +160,9 @@ def _similar(pairs: Sequence[Pair], token_budget: int) -> list[list[int]]:
 
 def _collate(pairs: Sequence[Pair], pad_token: int, *, packed: bool) -> PairBatch:
     chats = [chat for pair in pairs for chat in (pair.chosen, pair.rejected)]
+    prefixes = [prefix for pair in pairs for prefix in (0, pair.prefix)]
     return PairBatch(
-        collate(chats, pad_token, packed=packed),
+        pack_rows(chats, prefixes) if packed else pad_rows(chats, pad_token),
         torch.tensor([pair.number for pair in pairs]),
         torch.tensor([chat.targets for chat in chats]).view(-1, 2),
     )

@@ -279,6 +279,8 @@ class Telemetry:
 
     def _step_speed(self, report: StepReport, seconds: float) -> dict[str, Any]:
         targets = report.score.targets
+        # Without padding; and what both chats of a pair begin with is computed once.
+        computed = min(report.tokens, report.positions)
         return {
             "eta_seconds_remaining": self._pace.eta_seconds(report.step),
             "progress_fraction": report.step / max(self._total_steps, 1),
@@ -287,7 +289,7 @@ class Telemetry:
             "tokens_per_sec": report.tokens / seconds,
             "tokens_per_sec_is_proxy": False,
             "supervised_tokens_per_sec": targets / seconds,
-            "mfu": self._machine.mfu(tokens=report.tokens, attended_keys=report.keys, targets=targets, seconds=seconds),
+            "mfu": self._machine.mfu(tokens=computed, attended_keys=report.keys, targets=targets, seconds=seconds),
             "peak_memory_bytes": self._machine.peak_memory(),
         }
 

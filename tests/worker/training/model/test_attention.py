@@ -79,6 +79,48 @@ def test_together_is_as_alone(family):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+PREFIXES = [0, 4, 0, 9]
+"""Of documents of 7, 5, 12 and 14 tokens."""
+
+
+def begun_alike(seed: int = 0) -> list[torch.Tensor]:
+    first, second = (part for part in documents(seed) if len(part) in (7, 12))
+    tails = [part[:1] for part in documents(seed) if len(part) in (1, 5)]
+    return [first, torch.cat([first[:4], tails[0]]), second, torch.cat([second[:9], tails[1]])]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prefix_that_lies_once_is_as_one_that_lies_before_each(family):
+    """Hidden states, and the gradients of what is embedded; in fp64, but for the norms, which transformers computes in fp32."""
+    model, parts = build(FAMILIES[family], DOCUMENTS).double(), begun_alike()
+    embed = model.get_input_embeddings()
+    twice = embed(torch.cat(parts)[None]).detach().requires_grad_()
+    expected = hidden_together(model, parts, inputs_embeds=twice)
+    own = [part[prefix:] for part, prefix in zip(parts, PREFIXES, strict=True)]
+    once = embed(torch.cat(own)[None]).detach().requires_grad_()
+    lengths = [len(part) for part in own]
+    edges = torch.tensor([0, *torch.tensor([len(part) for part in parts]).cumsum(0)], dtype=torch.int32)
+    positions = [torch.arange(prefix, len(part)) for part, prefix in zip(parts, PREFIXES, strict=True)]
+    output = model.get_decoder()(
+        inputs_embeds=once,
+        position_ids=torch.cat(positions)[None],
+        use_cache=False,
+        cu_seq_lens_q=edges,
+        max_length_q=14,
+        parts=list(zip(PREFIXES, lengths, strict=True)),
+    )
+    found = output.last_hidden_state[0].split(lengths)
+    for one, other, prefix in zip(found, expected, PREFIXES, strict=True):
+        torch.testing.assert_close(one, other[prefix:], rtol=1e-10, atol=1e-10)
+    sum(one.square().sum() for one in found).backward()
+    sum(one[prefix:].square().sum() for one, prefix in zip(expected, PREFIXES, strict=True)).backward()
+    gradients = list(twice.grad[0].split([len(part) for part in parts]))
+    for place, prefix in enumerate(PREFIXES):
+        gradients[place - 1][:prefix] += gradients[place][:prefix]
+    gradients = [gradient[prefix:] for gradient, prefix in zip(gradients, PREFIXES, strict=True)]
+    torch.testing.assert_close(once.grad[0], torch.cat(gradients), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_changed_neighbour_changes_nothing(family):
     model, parts = build(FAMILIES[family], DOCUMENTS), documents()
@@ -144,6 +186,33 @@ def test_the_variable_length_kernel_agrees_with_one_call_a_document(window):
     fused, _ = attend_within_documents(torch.nn.Module(), query, key, key, None, **settings)
     exact, _ = attend_within_documents(torch.nn.Module(), query.float(), key.float(), key.float(), None, **settings)
     torch.testing.assert_close(fused.float(), exact, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("window", [None, 4])
+def test_the_variable_length_kernel_takes_documents_with_prefixes(window):
+    """Also its gradients."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    lengths = [7, 1, 12, 5]
+    query, key, value, pull = (
+        torch.randn(1, heads, sum(lengths), 64, generator=generator, device="cuda", dtype=torch.bfloat16)
+        for heads in (8, 2, 2, 8)
+    )
+    settings = {
+        "sliding_window": window,
+        "cu_seq_lens_q": torch.tensor([0, 7, 12, 24, 38], dtype=torch.int32, device="cuda"),
+        "max_length_q": 14,
+        "parts": list(zip(PREFIXES, lengths, strict=True)),
+    }
+    found = []
+    for dtype in (torch.bfloat16, torch.float32):
+        inputs = [tensor.to(dtype).requires_grad_() for tensor in (query, key, value)]
+        output, _ = attend_within_documents(torch.nn.Module(), *inputs, None, **settings)
+        output.backward(pull.to(dtype).transpose(1, 2))
+        found.append([output, *(tensor.grad for tensor in inputs)])
+    for fused, exact in zip(*found, strict=True):
+        torch.testing.assert_close(fused.float(), exact, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("release", ["2.11", "2.13"])

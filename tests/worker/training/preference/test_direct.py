@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,13 @@ import worker.training.preference.direct
 import worker.training.preference.reference
 from bench.harness.peers import peers_python
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, verify_adapter
+from shared.contract.sections import PreferenceSection
 from shared.errors import ContractRejected, JobFailed
 from shared.hashing import digest_file
 from shared.preflight.held_out import split_validation
 from tests.support import preference_peers
 from tests.support.preference_rows import PAIRS, plain_row
+from tests.support.tiny_models import RAW
 from tests.support.training_runs import PauseAfter
 from worker.child_runtime import StopRequested
 from worker.run_folder import (
@@ -44,6 +47,7 @@ from worker.run_folder import (
 from worker.training.data.row_order import RowOrder
 from worker.training.model.load import load_tokenizer
 from worker.training.preference.data import read_preferences
+from worker.training.preference.direct import DirectPreference
 from worker.training.preference.pairs import PreparedPairs
 from worker.training.schedule import learning_rate
 
@@ -90,6 +94,21 @@ def test_first_loss_is_that_of_an_untrained_adapter_and_then_it_learns(whole: Pa
     assert steps[-1]["rewards_chosen"] - steps[-1]["rewards_rejected"] == pytest.approx(
         steps[-1]["reward_margin"], abs=1e-5
     )
+
+
+def test_prompts_are_computed_once(whole: Path) -> None:
+    assert all(step["theoretical_tokens"] < 0.8 * step["tokens"] for step in told(whole, "step"))
+
+
+@pytest.mark.parametrize(("family", "once"), [("llama", True), ("mistral", True), ("qwen3_5_text", False)])
+def test_a_state_of_linear_attention_is_not_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, once: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(RAW[family]))
+    monkeypatch.setattr(worker.training.preference.direct, "read_preferences", lambda *given: given[-1])
+    run: Any = SimpleNamespace(inputs=SimpleNamespace(base=str(tmp_path)))
+    opened: Any = DirectPreference(PreferenceSection()).read(run, None, 0, tmp_path)  # type: ignore[arg-type]
+    assert opened.keywords == {"once": once}
 
 
 def test_validation_is_the_preference_loss_of_the_held_out_pairs(whole: Path) -> None:

@@ -143,6 +143,15 @@ def test_mfu_and_memory_are_the_machines(tmp_path, open_telemetry):
     assert step["peak_memory_bytes"] == 77
 
 
+def test_tokens_that_are_computed_once_for_two_answers_count_once_in_mfu(tmp_path, open_telemetry):
+    work = Workload(linears=1000, lora=0, attention=0, head=0, recompute=Recompute.NONE)
+    telemetry = open_telemetry(tmp_path, 10, [], machine=MeasuredDevice(work=work, peak_flops=1e9))
+    telemetry.step(report(1, positions=24))
+    step = payload(tmp_path)
+    assert step["tokens_per_sec"] == pytest.approx(32 / step["step_seconds"])
+    assert step["mfu"] == pytest.approx(24 * 4 * 1000 / step["step_seconds"] / 1e9)
+
+
 def test_attended_keys_of_equal_rows_are_exact_without_being_told():
     assert report(1, tokens=32, rows=4).keys == 4 * (8 * 9 / 2)
     assert report(1, tokens=32, rows=1).keys == 32 * 33 / 2
