@@ -223,10 +223,10 @@ def main() -> int:
     parser = bench_parser("bench.corpus", __doc__)
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=60_000, help="of K1")
-    parser.add_argument("--many-rows", type=int, default=1_000_000, help="of K2 and K9")
+    parser.add_argument("--rows", type=int, default=60_000, help="rows of K1")
+    parser.add_argument("--many-rows", type=int, default=1_000_000, help="rows of K2 and K9")
     parser.add_argument("--generated", type=int, default=1_600, help="rows of K8")
-    parser.add_argument("--answer-ms", type=float, default=100.0, help="of K8")
+    parser.add_argument("--answer-ms", type=float, default=100.0, help="milliseconds of an answer of K8")
     options = parse_options(parser, SMOKE)
     return run_bench(lambda: CorpusBench(options).measure())
 

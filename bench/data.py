@@ -26,7 +26,7 @@ def main() -> int:
     parser = bench_parser("bench.data", __doc__)
     parser.add_argument("--only", choices=("validation", "conversion", "preparation"))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--size", type=in_bytes, default="200MB", help="of a file to validate, e.g. 200MB or 2GB")
+    parser.add_argument("--size", type=in_bytes, default="200MB", help="size of a file to validate, e.g. 200MB or 2GB")
     parser.add_argument("--corpora", nargs="+", choices=tuple(CORPORA), default=list(CORPORA))
     parser.add_argument("--memory", action="store_true", help="validate one file and report peak memory")
     options = parse_options(parser, SMOKE)

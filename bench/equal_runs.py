@@ -97,7 +97,7 @@ class EqualRun:
 
 def main() -> int:
     parser = bench_parser("bench.equal_runs", __doc__)
-    parser.add_argument("--runs", type=int, default=12, help="of each job")
+    parser.add_argument("--runs", type=int, default=12, help="runs of each job")
     parser.add_argument("--at-once", type=int, default=4, help="runs at the same time")
     parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=JOBS)
     parser.add_argument("--epochs", type=int, default=6)
@@ -301,7 +301,7 @@ def result_of(run_dir: Path) -> tuple[str, str]:
 
 
 def report(outcomes: list[tuple[str, EqualRun]], *, wanted_exact: int, smoke: bool) -> bool:
-    """Print a line per job, and the goal's; return whether it is met.
+    """Print a line per job and one for the goal; return whether the goal is met.
 
     Args:
         wanted_exact: number of runs of each job that must report `bit_exact`.

@@ -323,9 +323,11 @@ def main() -> int:
     """Entry point."""
     parser = bench_parser("bench.gateway", __doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=200, help="for the first token, in a round and variant")
+    parser.add_argument(
+        "--requests", type=int, default=200, help="requests for the first token, in a round and variant"
+    )
     parser.add_argument("--warm-up", type=int, default=30, help="requests before these that do not count")
-    parser.add_argument("--tokens", type=int, default=300, help="of each of the streams at once")
+    parser.add_argument("--tokens", type=int, default=300, help="tokens of each of the streams at once")
     parser.add_argument(
         "--streams", type=int, nargs="+", default=[8], help="streams at once; several: one after the other"
     )

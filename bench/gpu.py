@@ -48,7 +48,9 @@ def main() -> int:
     parser.add_argument("--grad-accum", type=int, help="micro-batches a step; 8, on a CPU 1")
     parser.add_argument("--batch-size", type=int, default=8, help="rows of a micro-batch")
     parser.add_argument("--seq-len", type=int, help="2048, on a CPU 256")
-    parser.add_argument("--held-out-rows", type=int, default=4, help="of the validation at the checkpoint")
+    parser.add_argument(
+        "--held-out-rows", type=int, default=4, help="held-out rows of the validation at the checkpoint"
+    )
     options = parse_options(parser, SMOKE)
     if options.acceptance == "list":
         print_stages()

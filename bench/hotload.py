@@ -331,9 +331,9 @@ def main() -> int:
     """Entry point."""
     parser = bench_parser("bench.hotload", __doc__)
     parser.add_argument("--base", choices=BASES, default="tiny", help="what is served")
-    parser.add_argument("--adapters", type=int, default=100, help="for each variant")
+    parser.add_argument("--adapters", type=int, default=100, help="adapters for each variant")
     parser.add_argument("--warm-up", type=int, default=4, help="adapters before these that do not count")
-    parser.add_argument("--rank", type=int, default=16, help="of the adapters, 1 to 512: their size")
+    parser.add_argument("--rank", type=int, default=16, help="rank of the adapters, 1 to 512: their size")
     parser.add_argument(
         "--running", action="store_true", help=f"the installation that these name: {', '.join((*RUNNING, HOME))}"
     )

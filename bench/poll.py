@@ -178,12 +178,14 @@ def main() -> int:
     """Entry point."""
     parser = bench_parser("bench.poll", __doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each variant in a round")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of each variant in a round")
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--load-rounds", type=int, default=2, help="uploads")
     parser.add_argument("--upload-mb", type=int, default=2000)
-    parser.add_argument("--steady-seconds", type=float, default=5.0, help="of steady polls without load, in a round")
-    parser.add_argument("--rows", type=int, default=20_000, help="of the file that is validated")
+    parser.add_argument(
+        "--steady-seconds", type=float, default=5.0, help="seconds of steady polls without load, in a round"
+    )
+    parser.add_argument("--rows", type=int, default=20_000, help="rows of the file that is validated")
     options = parse_options(parser, SMOKE)
     return run_bench(lambda: measure(options))
 

@@ -42,13 +42,18 @@ def main() -> int:
     )
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps")
     parser.add_argument("--pairs", type=int, default=8, help="pairs of a step")
-    parser.add_argument("--pretraining-steps", type=int, default=40, help="of the tiny base")
+    parser.add_argument("--pretraining-steps", type=int, default=40, help="pretraining steps of the tiny base")
     parser.add_argument("--hidden", type=int, default=128, help="width of the tiny base; the rest of its shape follows")
     parser.add_argument("--vocabulary", type=int, default=4096, help="tokens of the tiny base at most")
     parser.add_argument("--seq-len", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--trl-settings", nargs="+", default=TRL_SETTINGS, choices=TRL_SETTINGS)
-    parser.add_argument("--tried-steps", type=int, default=3, help="of each of TRL's settings, before the comparison")
+    parser.add_argument(
+        "--tried-steps",
+        type=int,
+        default=3,
+        help="steps for which each of TRL's settings is tried, before the comparison",
+    )
     real = parser.parse_args().base == SMOLLM2
     parser.set_defaults(**(REAL if real else {}))
     options = parse_options(parser, REAL_SMOKE if real else SMOKE)

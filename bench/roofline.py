@@ -26,8 +26,8 @@ def main() -> int:
     parser = bench_parser("bench.roofline", __doc__)
     parser.add_argument("--model", choices=list(MODELS), default="qwen3-8b")
     parser.add_argument("--card", choices=list(CARDS), default="h100")
-    parser.add_argument("--rows", type=int, default=2, help="of the micro-batch")
-    parser.add_argument("--tokens", type=int, default=2048, help="of a row")
+    parser.add_argument("--rows", type=int, default=2, help="rows of the micro-batch")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens of a row")
     options = parse_options(parser, SMOKE)
     if options.smoke:
         options.model = SMOKE_MODELS.get(options.model, options.model)

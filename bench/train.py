@@ -33,7 +33,7 @@ class Goals:
 
     Attributes:
         name: name of the goals with the base in ``quant``.
-        hf, trl: least ratio of the product's speed to theirs.
+        hf, trl: minimum ratio of the product's speed to theirs.
         loss: largest relative difference to `transformers.Trainer`.
         memory: largest ratio of the product's peak memory to that of `transformers.Trainer`; None: not judged.
         by_cpu_time: whether speeds are measured by CPU time.
@@ -90,14 +90,16 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps")
     parser.add_argument("--batch-size", type=int, default=8, help="rows of a micro-batch")
     parser.add_argument("--grad-accum", type=int, default=2, help="micro-batches of a step")
-    parser.add_argument("--held-out-rows", type=int, default=40, help="for the comparison of losses")
-    parser.add_argument("--pretraining-steps", type=int, default=40, help="of the tiny base")
+    parser.add_argument("--held-out-rows", type=int, default=40, help="held-out rows for the comparison of losses")
+    parser.add_argument("--pretraining-steps", type=int, default=40, help="pretraining steps of the tiny base")
     parser.add_argument("--hidden", type=int, default=128, help="width of the tiny base; the rest of its shape follows")
     parser.add_argument("--vocabulary", type=int, default=4096, help="tokens of the tiny base at most")
     parser.add_argument("--seq-len", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--trl-settings", nargs="+", default=TRIED_SETTINGS, choices=TRL_SETTINGS)
-    parser.add_argument("--tried-steps", type=int, default=5, help="of each of TRL's settings, before the rounds")
+    parser.add_argument(
+        "--tried-steps", type=int, default=5, help="steps for which each of TRL's settings is tried, before the rounds"
+    )
     real = parser.parse_args().base == SMOLLM2
     parser.set_defaults(**(REAL if real else {}))
     options = parse_options(parser, REAL_SMOKE if real else SMOKE)

@@ -106,7 +106,9 @@ class JobsCollector(Collector):
         ages = dict.fromkeys(waiting, 0.0) | {age.kind: age.seconds for age in job_counts.ages}
         depth = GaugeMetricFamily("mens_queue_jobs", "Queued jobs.", labels=("kind",))
         oldest = GaugeMetricFamily(
-            "mens_queue_oldest_seconds", "How long the queued job that has waited longest has waited.", labels=("kind",)
+            "mens_queue_oldest_seconds",
+            "Waiting time of the job that has been queued the longest, in seconds.",
+            labels=("kind",),
         )
         for kind in sorted(waiting):
             depth.add_metric([kind], waiting[kind])

@@ -30,7 +30,7 @@ from shared.errors import MensError
 OVERLAP = timedelta(seconds=10)
 """How far back each reading goes: a transaction may end this long after the time of its changes."""
 PROGRESS_SECONDS = 2.0
-"""Least time between two events of a job's progress."""
+"""Minimum time between two events of a job's progress."""
 LOG_EVENTS = 5_000
 KNOWN_JOBS = 10_000
 """Jobs whose last summary is kept, to tell progress from other changes."""

@@ -18,7 +18,7 @@ TOKENS = {"cpu": 64, "cuda": 16_384}
 """On a GPU so many that no tensor stays in its cache."""
 EPS = 1e-6
 FASTER = 2.0
-"""Least times as fast as torch; on paper all kernels together are four times as fast."""
+"""Minimum speed relative to torch; on paper all kernels together are four times as fast."""
 Inputs = tuple[Any, ...]
 
 

@@ -26,7 +26,7 @@ MARKED = "tests/worker/training/model"
 """Folder of the tests marked `gpu`, without those of the stages."""
 SCAN_TOKENS, SMOKE_SCAN_TOKENS = (1024, 2048, 4096, 8192), (128, 256)
 SCAN_FASTER = 5.0
-"""Least times as fast as transformers' reference, on rows of 4,096 tokens; on paper sixteen times fewer bytes."""
+"""Minimum speed relative to transformers' reference, on rows of 4,096 tokens; on paper it moves sixteen times fewer bytes."""
 
 
 @dataclass(frozen=True)

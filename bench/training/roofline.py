@@ -15,7 +15,7 @@ LORA_STATE_BYTES = 16
 
 
 class Roofline:
-    """The least time and memory of a recipe on a device.
+    """The minimum time and memory of a recipe on a device.
 
     Args:
         shape: the base's shape.

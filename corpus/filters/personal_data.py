@@ -52,7 +52,7 @@ _IBAN_LENGTHS = {
     25: "LY PT ST", 26: "IS TR", 27: "BI DJ FR GR IT MC MR SM", 28: "AL AZ BY CY DO GT HN HU LB NI PL SV",
     29: "BR EG PS QA UA", 30: "JO KW MU YE", 31: "MT SC", 32: "LC", 33: "RU",
 }  # fmt: skip
-"""Registry of ISO 13616: characters of an IBAN, and the countries that have as many."""
+"""Registry of ISO 13616: length of an IBAN in characters, and the countries that use this length."""
 _LENGTH_OF = {country: length for length, countries in _IBAN_LENGTHS.items() for country in countries.split()}
 
 

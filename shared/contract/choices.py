@@ -69,7 +69,7 @@ class MethodType(StrEnum):
 
 
 class PreferenceLoss(StrEnum):
-    """The loss of a pair: by the difference of log-probabilities, of their means by token, or IPO's squared distance; or
+    """The loss of a pair: by the difference of log-probabilities, of their means per token, or IPO's squared distance; or
     that of a rated answer.
     """
 

@@ -76,7 +76,7 @@ class AutoRow(ContractValue):
 
     Attributes:
         max_vram_mb: the original's bound; a card with less takes a smaller row.
-        min_vram_mb: the least memory of the row's cards, where the original's bound is above that of any card.
+        min_vram_mb: the smallest memory of the row's cards, where the original's bound is above that of any card.
     """
 
     id: str

@@ -317,7 +317,7 @@ class PreferenceSection(ContractValue):
 
     loss: PreferenceLoss = Field(
         PreferenceLoss.SIGMOID,
-        description="sigmoid: DPO. sigmoid_norm: the same with the mean log-probability by token. ipo: IPO, by token. kto: that of"
+        description="sigmoid: DPO. sigmoid_norm: the same with the mean log-probability per token. ipo: IPO, per token. kto: that of"
         " method.type kto, which has no other.",
     )
     beta: Number | None = Field(
@@ -336,7 +336,7 @@ class PreferenceSection(ContractValue):
         0.0,
         ge=0.0,
         le=10.0,
-        description="Weight of the mean loss by token on the preferred answer, added to each pair.",
+        description="Weight of the mean loss per token on the preferred answer, added to each pair.",
     )
     desirable_weight: Number | None = Field(
         None,

@@ -72,7 +72,9 @@ class KpiDelta(ScorecardValue):
     candidate: float
     incumbent: float
     delta: float = Field(description="Candidate minus incumbent.")
-    interval: tuple[float, float] = Field(description="Confidence interval of the delta; each end holds with 95 %.")
+    interval: tuple[float, float] = Field(
+        description="Confidence interval of the delta; each end holds with 95 % confidence."
+    )
     required: str
     holds: bool = Field(description="True: the delta meets its requirement.")
     smallest_visible: float | None = Field(description="Smallest difference of a rate that this many tasks can detect.")

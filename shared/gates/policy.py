@@ -93,7 +93,7 @@ class Gate(Closed):
 class SupervisedRatio(Gate):
     """Enough of the trained tokens carry loss."""
 
-    min_pct: StrictFloat = Field(10.0, ge=0, le=100, description="Least share of the supervised tokens, in percent.")
+    min_pct: StrictFloat = Field(10.0, ge=0, le=100, description="Minimum share of the supervised tokens, in percent.")
 
 
 class Truncation(Gate):
@@ -224,7 +224,7 @@ class ReviewRecurrence(RunGate):
 
 
 class EvalGate(RunGate):
-    """A custom gate on an eval: a least score, a largest loss against the incumbent, a least win rate, or several."""
+    """A custom gate on an eval: a minimum score, a maximum loss against the incumbent, a minimum win rate, or several."""
 
     criterion: str | None = Field(None, description="Name of one criterion; left out: all criteria pass.")
     min_score: Share | None = None

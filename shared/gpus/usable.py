@@ -73,7 +73,7 @@ def judge_gpus(torch: TorchReport, driver: list[Gpu]) -> MachineGpus:
 
 
 def _free_bytes(gpus: tuple[TorchGpu, ...], driver: list[Gpu]) -> int | None:
-    """Return the least free memory; the driver's figure for a GPU in parts (MIG) is not that of the part."""
+    """Return the smallest free memory; the driver's figure for a GPU in parts (MIG) is not that of the part."""
     if any(gpu.is_part for gpu in gpus):
         return None
     names = {gpu.uuid for gpu in gpus}

@@ -28,7 +28,7 @@ ANSWERS_AT_ONCE = 4
 SHARE_OF_TRAINING = 0.1
 """Share of the training's time that a self-evaluation with its answers may take."""
 LEAST_SECONDS = 15.0
-"""Least time of a self-evaluation, however short the training was."""
+"""Minimum time of a self-evaluation, however short the training was."""
 TOO_LONG = "more would have taken over a tenth of the training's time"
 MAX_CHARACTERS = 600
 """Most characters of a stored string."""

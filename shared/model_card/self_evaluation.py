@@ -264,7 +264,9 @@ def _change(
         return f"no clear difference: between {amount(low)} worse and {amount(high)} better{where}"
     near, far = sorted((abs(low), abs(high)))
     word = "better" if low > 0 else "worse"
-    return f"{word} by {amount(mean)}{where} ({format(near, form)} to {amount(far)}; each end holds with 95 %)"
+    return (
+        f"{word} by {amount(mean)}{where} ({format(near, form)} to {amount(far)}; each end holds with 95 % confidence)"
+    )
 
 
 def _answers(evaluation: SelfEvaluation) -> list[str]:

@@ -45,8 +45,8 @@ ALLOWED_WITH: dict[str, tuple[int, tuple[int, ...]]] = {
 """Calls that are allowed with some values of one argument: its position, the values."""
 _OF_OWNER = 0o700
 ALLOWED_MODES = {"mkdir": (1, _OF_OWNER), "mkdirat": (2, _OF_OWNER), "umask": (0, 0)}
-"""Calls that must leave folders open to their owner, as unlistable ones cannot be measured or removed: position,
-owner's bits.
+"""Calls that must leave folders open to their owner, because a folder that its owner cannot list cannot be measured or
+removed: position of the mode among the arguments, and the owner's bits in it.
 """
 REFUSED = """
 socket socketpair connect bind listen accept accept4 sendto sendmsg sendmmsg recvfrom recvmsg recvmmsg execve execveat fork vfork kill

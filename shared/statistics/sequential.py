@@ -80,7 +80,7 @@ def anytime_interval(losses: int, wins: int, ties: int, alpha: float = 0.05) -> 
 
 
 def _least_refuted(losses: int, wins: int, ties: int, alpha: float) -> float:
-    """Return the least margin that is shown not to be lost; 1 without any. The e-value grows with the margin."""
+    """Return the smallest margin that is shown not to be lost; 1 without any. The e-value grows with the margin."""
     low, high = -1.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2

@@ -69,7 +69,7 @@ class CertificateLimits:
     """The limits that a certificate is judged by.
 
     Attributes:
-        effect_floor: least effect.
+        effect_floor: minimum effect.
         base_shift: largest RMS base shift; None: it is only reported.
         shift_warning: share of the effect from which a base shift causes a warning.
     """

@@ -76,7 +76,12 @@ class JudgePlan(BaseModel):
 
 
 class TrainingStart(NamedTuple):
-    """The parent's id, or without one that answers the base's name; and the runs by which the parent was judged."""
+    """The model that training started from, and the runs by which it was judged.
+
+    Attributes:
+        model: id of the parent, or name of the base if no parent can answer.
+        runs: runs by which the parent was judged.
+    """
 
     model: str
     runs: dict[str, RunTemplate]
@@ -102,7 +107,7 @@ def judge_adapter(
     """Judge a published adapter against the alias's current target, and store the receipt.
 
     Raises:
-        NotFound: ``ADAPTER_NOT_FOUND``, ``POLICY_NOT_FOUND``. Unavailable: a part of the system holds it up. LeaseLost;
+        NotFound: ``ADAPTER_NOT_FOUND``, ``POLICY_NOT_FOUND``. Unavailable: a component that it needs does not respond. LeaseLost;
             and the exceptions of a stop.
     """
     database, tenant = attempt.leases.database, attempt.lease.job.tenant

@@ -27,7 +27,7 @@ class JudgedShadow(ShadowComparison):
     )
     difference: float | None = Field(description="Wins minus losses, per request.")
     interval: tuple[float, float] = Field(
-        description="Confidence interval of the difference; each end holds with 95 %, at all looks together."
+        description="Confidence interval of the difference; each end holds with 95 % confidence, at all looks together."
     )
 
 

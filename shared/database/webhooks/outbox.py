@@ -49,7 +49,7 @@ def add_end_of_job(session: Session, job: JobRow, state: JobState, now: datetime
 
 
 def add_checkpoints(session: Session, job: JobRow, adapter_ids: Sequence[str], now: datetime) -> None:
-    """Put the events of checkpoints that can be called into the outbox; in the transaction that publishes them."""
+    """Add events to the outbox for checkpoints that can now be requested, in the transaction that publishes them."""
     if adapter_ids and (endpoints := _endpoints(session, job.tenant)):
         _add(session, endpoints, [(EventType.CHECKPOINT_CREATED, adapter_id) for adapter_id in adapter_ids], now)
 

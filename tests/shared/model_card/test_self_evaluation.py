@@ -36,7 +36,7 @@ EVALUATION = SelfEvaluation(
 def test_the_summary_has_both_models_and_how_sure_it_is():
     assert summarize(EVALUATION) == [
         "64 of 100 held-out rows; 1,234 supervised tokens",
-        "loss 2.5000 -> 1.2500 nats per token; better by 1.2000 on an average row (1.0000 to 1.4000; each end holds with 95 %)",
+        "loss 2.5000 -> 1.2500 nats per token; better by 1.2000 on an average row (1.0000 to 1.4000; each end holds with 95 % confidence)",
         "token accuracy 40.0 % -> 60.0 %; better by 21.0 points on an average row (too few rows to be sure)",
         "Sample answers are left out, as the operator has set.",
     ]
@@ -46,7 +46,7 @@ def test_of_pairs_it_says_which_answer_each_model_prefers():
     preferred = PreferredAnswers(reference="parent", pairs=24, before=11, tuned=23, interval=(0.25, 0.75))
     assert summarize(EVALUATION.model_copy(update={"preferred": preferred}))[3] == (
         "the preferred answer is the likelier one, per token, in 11 of 24 pairs to the parent and in 23 to the tuned model;"
-        " better by 50.0 points (25.0 to 75.0 points; each end holds with 95 %)"
+        " better by 50.0 points (25.0 to 75.0 points; each end holds with 95 % confidence)"
     )
 
 
@@ -119,7 +119,7 @@ def test_what_is_served_comes_first_and_answers_are_counted() -> None:
         ),
         (
             "on the training's own weights (nf4): loss 2.5000 -> 1.2500 nats per token; better by 1.2000 on an average row"
-            " (1.0000 to 1.4000; each end holds with 95 %)"
+            " (1.0000 to 1.4000; each end holds with 95 % confidence)"
         ),
         (
             "on the training's own weights (nf4): token accuracy 40.0 % -> 60.0 %; better by 21.0 points on an average row"

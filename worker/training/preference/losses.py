@@ -1,7 +1,7 @@
 """Losses of pairs and of rated answers, from log-probabilities of whole answers. Pure, in fp32.
 
 Sources: DPO (Rafailov et al. 2023, https://arxiv.org/abs/2305.18290, equation 7), IPO (Azar et al. 2023,
-https://arxiv.org/abs/2310.12036, equation 17, by token as TRL has it), label smoothing as cDPO, and its unbiased form
+https://arxiv.org/abs/2310.12036, equation 17, per token as TRL has it), label smoothing as cDPO, and its unbiased form
 (Chowdhury et al. 2024, https://arxiv.org/abs/2403.00409); KTO (Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306,
 equation 7).
 """

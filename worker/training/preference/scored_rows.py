@@ -19,7 +19,8 @@ from worker.training.supervised import predicting_rows
 
 RowT = TypeVar("RowT", bound=Example)
 SCORES = 2
-"""Scores by the reference of a row: of both answers of a pair, or of an answer after its own and after another prompt."""
+"""Number of scores that the reference gives a row: both answers of a pair, or one answer after its own and after another
+prompt."""
 
 
 class ScoredBatch(Protocol):

@@ -120,7 +120,7 @@ def test_show_prints_both_models_and_their_answers(installation: CliInstallation
     leases.finish(lease, {"adapter_id": "demo@1", "self_evaluation": measured})
     shown = installation.mens("jobs", "show", job.id).splitlines()
     at = next(number for number, line in enumerate(shown) if line.startswith("against base"))
-    change = "better by 1.2000 on an average row (1.0000 to 1.4000; each end holds with 95 %)"
+    change = "better by 1.2000 on an average row (1.0000 to 1.4000; each end holds with 95 % confidence)"
     assert shown[at : at + 8] == [
         "against base  9 of 10 held-out rows; 40 supervised tokens",
         f"              loss 2.5000 -> 1.2500 nats per token; {change}",
