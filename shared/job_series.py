@@ -85,8 +85,8 @@ def bucket_size(first: int, last: int, points: int) -> int:
 
 
 def thinned(values: Sequence[float], first: int, size: int) -> Curve:
-    """Return a curve of measured points: of each bucket the smallest and the largest value and the first one that was not
-    finite, and the first and last point of all.
+    """Return a curve of measured points: the first and last point, and from each bucket the smallest value, the largest
+    value and the first value that is not finite.
 
     Args:
         values: values of each step from ``first`` on; NaN if it has none.

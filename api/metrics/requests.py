@@ -71,7 +71,7 @@ class ApiMetrics:
         )
         self._quota_refusals = Counter(
             "mens_api_quota_refusals",
-            "Requests over a limit or quota, by its code and the key's tenant.",
+            "Requests over a limit or quota, by error code and the key's tenant.",
             ("tenant", "code"),
             registry=where,
         )

@@ -127,7 +127,7 @@ class CompileCheck:
         async with self._starting:
             if self._server is None:
                 self._server = await asyncio.to_thread(_Server.start, self._vocabulary)
-                log.info("Grammars are checked by a process of their own, %d.", self._server.process.first)
+                log.info("Grammars are checked by the child process %d.", self._server.process.first)
             return self._server
 
     def close(self) -> None:

@@ -95,8 +95,8 @@ def findings_of(method: MethodType) -> PreferenceFindings | RatedFindings | None
 
 
 def rated_warnings(report: RatedReport, section: PreferenceSection) -> list[str]:
-    """Return a note if the weights let one kind of answers count far more than the other: written ones, or such as reach
-    their bound.
+    """Return a note if the weights let one kind of answers count far more than the other: weights that the contract
+    names, or computed ones that reach their bound.
 
     The range is TRL's, from Ethayarajh et al. 2024 (https://arxiv.org/abs/2402.01306).
     """
