@@ -440,6 +440,8 @@ def test_chart_and_compose_file_agree(chart: Chart, root: Path) -> None:
     # A chart names these settings only where they have values; compose cannot leave one out.
     rules = [{"group": "ml", "tenant": "acme", "role": "trainer"}]
     values["api"] = {"oidc": {"issuer": "https://id.example", "clientId": "mens", "rules": rules}}
+    # A pod of the chart has GPUs of its own, unless the operator has the cluster share them out.
+    values["worker"] = {**MINIMAL.get("worker", {}), "extraEnv": [{"name": "MENS_TRAINER_GPU_SHARE", "value": "0.4"}]}
     for name, pod in pods(chart.render(values)):
         if name == "test":  # `helm test` alone runs it
             continue
