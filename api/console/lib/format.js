@@ -136,7 +136,7 @@ export function plain(text, most = 200) {
  * @param {number} [most]
  */
 export function content(text, most = 200_000) {
-  const shown = String(text ?? "").replace(HIDDEN, (sign) =>
-    sign === "\n" || sign === "\t" || sign === "\r" ? sign : plain(sign));
-  return shown.length > most ? `${shown.slice(0, most)}…\n(${whole(shown.length - most)} more characters)` : shown;
+  const all = String(text ?? "");
+  const shown = all.slice(0, most).replace(HIDDEN, (sign) => (sign === "\n" || sign === "\t" || sign === "\r" ? sign : plain(sign)));
+  return all.length > most ? `${shown}…\n(${whole(all.length - most)} more characters)` : shown;
 }

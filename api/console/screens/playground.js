@@ -12,6 +12,8 @@ const KINDS = { alias: "Aliases", adapter: "Adapters", checkpoint: "Checkpoints"
 const SIDES = /** @type {const} */ (["left", "right"]);
 const VERDICTS = { left: "left is better", right: "right is better", neither: "both are bad" };
 const MOST_WORDS = 600;
+/** Time after which the reading of an answer lets the page do other work, ms. */
+const READING = 10;
 
 /**
  * @typedef {{text: string, error?: any, adapter?: string | null, first?: number, seconds?: number, tokens?: number, isOver: boolean}} Reply
@@ -177,6 +179,7 @@ async function ask(body, abort, show) {
     facts.adapter = response.headers.get("x-mens-adapter");
     const reader = /** @type {ReadableStream<Uint8Array<ArrayBuffer>>} */ (response.body).pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
+    let paused = performance.now();
     for (;;) {
       const { done, value } = await reader.read();
       if (done) break;
@@ -184,6 +187,11 @@ async function ask(body, abort, show) {
       rest = lines.pop() || "";
       for (const line of lines) {
         if (!line.startsWith("data: ") || line.startsWith("data: [DONE]")) continue;
+        // A fast answer comes in large pieces, and pieces that are there already are read without a pause.
+        if (performance.now() - paused > READING) {
+          await new Promise((resume) => setTimeout(resume));
+          paused = performance.now();
+        }
         const part = JSON.parse(line.slice(6));
         if (part.error) throw new ApiError(0, { ...part.error, ...part.error.mens }, response.headers.get("x-request-id"));
         const delta = part.choices?.[0]?.delta?.content;
