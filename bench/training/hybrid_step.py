@@ -14,6 +14,7 @@ import torch
 from peft import PeftModel
 
 from bench.training.counted_model import TINY_QWEN3_5, counted_model, micro_batch
+from worker.training.data.batches import MicroBatch
 from worker.training.supervised import SupervisedMethod
 
 CPU = torch.device("cpu")
@@ -38,9 +39,9 @@ def seconds_of_both(tokens: int = TOKENS, rounds: int = 3) -> tuple[float, float
     return own, reference
 
 
-def _seconds(model: PeftModel, batch: object) -> float:
+def _seconds(model: PeftModel, batch: MicroBatch) -> float:
     began = time.process_time()
-    SupervisedMethod().loss(model, batch, CPU, 100.0).loss.backward()  # type: ignore[arg-type]
+    SupervisedMethod().loss(model, batch, CPU, 100.0).loss.backward()
     return time.process_time() - began
 
 

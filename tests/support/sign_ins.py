@@ -13,7 +13,7 @@ ALICE = Person("https://id.example", "00u1", "alice@acme.example", "acme", Role.
 
 
 def challenge_of(token: str) -> str:
-    """What a page sends of its token."""
+    """Return the digest of its token that a page sends when it signs in."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 

@@ -241,8 +241,8 @@ def test_truncated_weights_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["conv1d", "in_proj_ba", "in_proj_qkvz"])
 def test_layer_without_an_adapter_in_linear_attention_is_refused_by_name(name: str) -> None:
-    """vLLM adapts every linear layer of Qwen3.5 (`tests/vllm/test_qwen3_5.py`), and these are none: a convolution, and names of servers
-    that compute two layers as one.
+    """A convolution takes no LoRA, and the other two names are those of servers that merge two layers; vLLM adapts every
+    linear layer of Qwen3.5 (`tests/vllm/test_qwen3_5.py`).
     """
     with pytest.raises(MensError) as caught:
         check_targets(["q_proj", name], parse_model_config(RAW["qwen3_5_text"]))
