@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test long lint console-check check format measure picture docs lock sbom clean
+.PHONY: help install demo up test long experiments lint console-check check format measure picture docs lock sbom clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
@@ -53,10 +53,13 @@ up: $(STAMP) ## start everything on this machine and keep it running until Ctrl-
 
 # Two processes: most of a system test is waiting. Tests that share servers stay in one process (tests/support/scheduling.py).
 test: $(STAMP) ## run the tests: real Valkey, PostgreSQL, bitsandbytes and vLLM
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not (long)"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not (long or experiment)"
 
 long: $(STAMP) ## run the long tests too, as CI does: kills at random, more values, installations of other kinds
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m long
+
+experiments: $(STAMP) ## tune the real model as the documentation says, and print its figures: about an hour, and no part of CI
+	$(BIN)/python -m pytest -s -m experiment
 
 lint: $(STAMP) ## check format, lint, types and import contracts
 	$(BIN)/ruff format --check .
@@ -70,7 +73,7 @@ console-check: $(STAMP) ## check the types of the console's JavaScript, without 
 
 # Each process begins with one half of the files, so that the slow imports and fixtures of a file are made in one process only.
 check: lint ## lint, and run the unit tests
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (vllm or postgres or system or browser or deploy or torch or network or matrix or bench or sandbox or simulation or exhaustive or long)" --durations=0 --durations-min=2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (vllm or postgres or system or browser or deploy or torch or network or matrix or bench or sandbox or simulation or exhaustive or long or experiment)" --durations=0 --durations-min=2
 
 format: $(STAMP) ## format the code and apply the linter's fixes
 	$(BIN)/ruff format .

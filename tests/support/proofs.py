@@ -13,8 +13,8 @@ import pytest
 
 CHOOSING = ("markexpr", "keyword", "maxfail", "lf", "collectonly", "deselect", "ignore", "ignore_glob", "stepwise")
 """Options by which a run leaves tests out."""
-WHOLE = "not (long)"
-"""Marks of `make test`: it leaves out repetitions only, and none of them is a proof."""
+WHOLE = "not (long or experiment)"
+"""Marks of `make test`: it leaves out repetitions and experiments only, and none of them is a proof."""
 
 
 class Proofs:

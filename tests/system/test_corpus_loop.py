@@ -25,7 +25,7 @@ from shared.sandbox.probe import missing
 from tests.system.loop import Installation, mens
 from tests.system.real_base import REAL, finish, real_installation
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 MODULES = [
     "operator",
@@ -151,6 +151,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
         yield installation
 
 
+@pytest.mark.long
 def test_rows_hold_no_function_that_is_asked(asked: tuple[list[dict[str, str]], Path]) -> None:
     found, folder = asked
     assert {item["name"] for item in found} == set(TESTS)
@@ -167,6 +168,7 @@ def test_rows_hold_no_function_that_is_asked(asked: tuple[list[dict[str, str]], 
     assert not [row for row in rows for text in docstrings if text in row["prompt"] + row["response"]]
 
 
+@pytest.mark.experiment
 @pytest.mark.skipif(all(map(missing, LEVELS)), reason=missing("landlock"))
 def test_gate_decides_by_hidden_tests(
     asked: tuple[list[dict[str, str]], Path], real: Installation, tmp_path: Path

@@ -29,7 +29,7 @@ SUPERVISED = {"epochs": 2, "learning_rate": 2e-4}
 PREFERENCE = {"epochs": 1, "learning_rate": 7e-5}
 FORGETFUL = {"epochs": 1, "learning_rate": 1e-3}
 SEEDS = range(1, 1 + int(os.environ.get("MENS_TEST_SEEDS", "1")))
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.experiment, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
