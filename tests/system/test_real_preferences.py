@@ -29,7 +29,7 @@ SUPERVISED = {"epochs": 2, "learning_rate": 2e-4}
 PREFERENCE = {"epochs": 1, "learning_rate": 7e-5}
 FORGETFUL = {"epochs": 1, "learning_rate": 1e-3}
 SEEDS = range(1, 1 + int(os.environ.get("MENS_TEST_SEEDS", "1")))
-pytestmark = [pytest.mark.experiment, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +111,7 @@ def forget_gate(installation: Installation, result: dict[str, Any]) -> dict[str,
     return gate | {"compared_with": receipt["compared_with"]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 def test_tuned_model_wins_on_other_questions_and_has_kept_what_it_knew(
     real: Installation, apologising: Callable[[int], str], seed: int
@@ -124,6 +125,7 @@ def test_tuned_model_wins_on_other_questions_and_has_kept_what_it_knew(
     assert result["alias"]["moved"], result["alias"]
 
 
+@pytest.mark.experiment
 def test_a_model_that_has_forgotten_does_not_take_the_alias(
     real: Installation, apologising: Callable[[int], str]
 ) -> None:
