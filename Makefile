@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test long experiments lint console-check check format measure picture docs lock sbom clean
+.PHONY: help install demo up test long everything experiments lint console-check check format measure picture docs lock sbom clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
@@ -55,8 +55,11 @@ up: $(STAMP) ## start everything on this machine and keep it running until Ctrl-
 test: $(STAMP) ## run the tests: real Valkey, PostgreSQL, bitsandbytes and vLLM
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not (long or experiment)"
 
-long: $(STAMP) ## run the long tests too, as CI does: kills at random, more values, installations of other kinds
+long: $(STAMP) ## run the long tests: kills at random, more values, installations of other kinds
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m long
+
+everything: $(STAMP) ## run the tests of `make test` and `make long` at once, as CI does: what they share starts once
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not (experiment)"
 
 experiments: $(STAMP) ## tune the real model as the documentation says, and print its figures: about an hour, and no part of CI
 	$(BIN)/python -m pytest -s -m experiment

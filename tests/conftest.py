@@ -42,12 +42,14 @@ MODULE_MARKS = re.compile(r"^pytestmark = (?:\[[^\]]*\]|.*)", re.MULTILINE)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hold the capability matrix to the tests that it names, and print at the end what was skipped."""
+    """Hold the capability matrix to the tests that it names, print at the end what was skipped, and end servers with their folder."""
     from tests.support.proofs import Proofs
+    from tests.support.scheduling import SharedServers
     from tests.support.skips import Skips
 
     config.pluginmanager.register(Proofs(), "proofs")
     config.pluginmanager.register(Skips(), "skips")
+    config.pluginmanager.register(SharedServers(), "shared servers")
     # Now, because it is remembered: later, tests have put packages of their own on this process's path.
     from worker.training.lineage import environment_digest
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
-from tests.support.scheduling import LONGEST, TOGETHER, rank, unit_of
+import pytest
+
+from tests.support.scheduling import LONGEST, TOGETHER, SharedServers, rank, unit_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,3 +26,23 @@ def test_files_that_share_servers_are_one_unit() -> None:
 def test_longest_units_come_first() -> None:
     paths = ["tests/api/test_server.py", "tests/vllm/test_unload.py", "tests/system/test_demo.py"]
     assert sorted(paths, key=rank) == paths[::-1]
+
+
+def test_servers_of_a_folder_end_before_the_first_test_outside_it() -> None:
+    events: list[str] = []
+    servers = SharedServers()
+    for number, folder in enumerate(("tests/system", "tests/system", "tests", "tests/vllm")):
+        servers.pytest_fixture_setup(fixture(f"{number} of {folder}", folder, events), request=None)  # type: ignore[arg-type]
+    for following in ("tests/vllm/test_unload.py::test_a", "tests/test_docs.py::test_b"):
+        teardown = servers.pytest_runtest_teardown(cast("pytest.Item", SimpleNamespace(nodeid=following)))
+        next(teardown)
+        assert next(teardown, None) is None
+        events.append(following)
+    assert events == [
+        "1 of tests/system", "0 of tests/system", "tests/vllm/test_unload.py::test_a",
+        "3 of tests/vllm", "tests/test_docs.py::test_b",
+    ]  # fmt: skip
+
+
+def fixture(name: str, folder: str, events: list[str]) -> Any:
+    return SimpleNamespace(baseid=folder, scope="session", finish=lambda request: events.append(name))

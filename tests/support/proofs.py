@@ -13,8 +13,8 @@ import pytest
 
 CHOOSING = ("markexpr", "keyword", "maxfail", "lf", "collectonly", "deselect", "ignore", "ignore_glob", "stepwise")
 """Options by which a run leaves tests out."""
-WHOLE = "not (long or experiment)"
-"""Marks of `make test`: it leaves out repetitions and experiments only, and none of them is a proof."""
+WHOLE = ("not (long or experiment)", "not (experiment)")
+"""Marks of `make test` and `make everything`, which leave out repetitions and experiments only; none of them is a proof."""
 
 
 class Proofs:
@@ -63,5 +63,5 @@ def is_whole_run(config: pytest.Config) -> bool:
     """Whether this is the process that reports, and nothing was left out by a path, a mark, a word or a number of failures."""
     is_worker = hasattr(config, "workerinput")
     chosen = {name: value for name in CHOOSING if (value := getattr(config.option, name, None))}
-    is_partial = chosen not in ({}, {"markexpr": WHOLE})
+    is_partial = chosen not in ({}, *({"markexpr": marks} for marks in WHOLE))
     return not is_worker and not is_partial and config.args_source is not pytest.Config.ArgsSource.ARGS

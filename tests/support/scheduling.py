@@ -1,7 +1,13 @@
-"""Which process of a parallel run gets which tests: those that share slow servers go to one, and the longest go first."""
+"""Which process of a parallel run gets which tests: those that share slow servers go to one, and the longest go first. The
+servers end with the last test that shares them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 from xdist.scheduler import LoadFileScheduling
 
 TOGETHER = ("tests/system/", "tests/vllm/", "tests/console/")
@@ -21,10 +27,14 @@ LONGEST = ("tests/system/", "tests/bench/test_smoke.py", "tests/vllm/", "tests/c
 """In the order in which they are started."""
 
 
+def folder_of(path: str) -> str | None:
+    """The folder of shared servers in which a path lies."""
+    return next((folder for folder in TOGETHER if path.startswith(folder)), None)
+
+
 def unit_of(path: str) -> str:
     """What a file's tests stay together with, by its path from the repository's root: a folder, or the file itself."""
-    folders = [folder for folder in TOGETHER if path.startswith(folder) and path not in ALONE]
-    return folders[0] if folders else path
+    return path if path in ALONE else folder_of(path) or path
 
 
 def rank(path: str) -> int:
@@ -38,3 +48,29 @@ class ServerScheduling(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid.partition("::")[0])
+
+
+class SharedServers:
+    """Ends the session fixtures of a folder after its last test, because an idle installation takes a tenth of a core; a
+    plugin of pytest.
+    """
+
+    def __init__(self) -> None:
+        self._running: list[tuple[str, pytest.FixtureDef[Any], pytest.FixtureRequest]] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+        """Note a fixture that is about to be made."""
+        folder = folder_of(f"{fixturedef.baseid}/")
+        if fixturedef.scope == "session" and folder:
+            self._running.append((folder, fixturedef, request))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, nextitem: pytest.Item | None) -> Iterator[None]:
+        """End what the next test does not share, last made first."""
+        yield
+        next_folder = nextitem and folder_of(nextitem.nodeid)
+        ended = [running for running in self._running if running[0] != next_folder]
+        self._running = [running for running in self._running if running[0] == next_folder]
+        for _, fixturedef, request in reversed(ended):
+            fixturedef.finish(request)
