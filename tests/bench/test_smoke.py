@@ -58,15 +58,18 @@ RUNS = {
 }
 """By command: the goals of its JSON lines, and the first column of its tables. `tests/system/test_bench.py` has those that need
 an installation, beside the one that is there."""
+LONG = {
+    "bench.console": ("W1 W2 W3 W4 W5 W6 W7 W8 W9", "mens|mlflow|tensorboard|blank"),
+}
+"""Two peers' servers take a minute to start."""
 REAL = {
     "bench.train --base smollm2": ("C1-real C1-real-trl C1-real-memory", "mens|hf|trl"),
     "bench.train --base smollm2 --quant nf4": (
         "C1-real-nf4 C1-real-nf4-trl C1-real-nf4-memory",
         "mens|hf|trl",
     ),
-    "bench.console": ("W1 W2 W3 W4 W5 W6 W7 W8 W9", "mens|mlflow|tensorboard|blank"),
 }
-"""The same on the real base, and a bench whose peers take a minute to start."""
+"""The same on the real base: `make experiments`."""
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +88,16 @@ def servers() -> Iterator[Iterator[subprocess.Popen[bytes]]]:
         yield running()
 
 
-@pytest.mark.parametrize("command", [*RUNS, *(pytest.param(command, marks=pytest.mark.long) for command in REAL)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *RUNS,
+        *(pytest.param(command, marks=pytest.mark.long) for command in LONG),
+        *(pytest.param(command, marks=pytest.mark.experiment) for command in REAL),
+    ],
+)
 def test_smoke_run_has_every_variant_and_goal(
     tmp_path: Path, servers: Iterator[subprocess.Popen[bytes]], command: str
 ) -> None:
-    expected, rows = {**RUNS, **REAL}[command]
+    expected, rows = {**RUNS, **LONG, **REAL}[command]
     check_printed(run_smoke(tmp_path, *command.split(), server=next(servers)), expected, rows)

@@ -16,7 +16,7 @@ RUNS = {
 
 
 @pytest.mark.bench
-@pytest.mark.long
+@pytest.mark.experiment
 @pytest.mark.timeout(660)
 @pytest.mark.parametrize("command", RUNS)
 def test_smoke_run_beside_a_replica_of_the_real_base(tmp_path: Path, command: str) -> None:
