@@ -27,11 +27,6 @@ TERMINAL_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-
 UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun: ``1 row``, ``2,000 rows``; ``plural`` for irregular nouns."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
-
-
 def line_ranges(lines: Sequence[int]) -> str:
     """Return ascending line numbers with runs shortened: ``1-19, 25``."""
     runs: list[list[int]] = []

@@ -12,7 +12,6 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from cli.output import counted
 from openai_migration.archive.folder import (
     Archive,
     ArchiveEntry,
@@ -27,6 +26,7 @@ from openai_migration.archive.openai_client import OpenAIClient
 from openai_migration.archive.pages import NOT_JSON
 from openai_migration.archive.shutdown_dates import parse_name
 from openai_migration.prompts import Prompt, PromptChoice
+from shared.counted_nouns import counted
 from shared.hashing import digest_json
 
 CHARACTERS_PER_TOKEN = 4

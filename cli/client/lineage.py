@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shared.counted_nouns import counted
 from shared.hashing import digest_json
 
 NOT_RECORDED = "not recorded: imported, or trained by an older release"
@@ -21,7 +22,7 @@ def describe_lineage(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "base_digests" not in manifest:  # the record of another kind of artifact
         return
     digests = manifest["base_digests"]
-    yield "base", f"{manifest['base_model']}, {len(digests)} files, digest {digest_json(digests)}"
+    yield "base", f"{manifest['base_model']}, {counted(len(digests), 'file')}, digest {digest_json(digests)}"
     if parent := manifest.get("parent"):
         yield "parent", f"{parent['id']}, step {parent['step']}"
     for source, digest in (manifest.get("source_digests") or {}).items():

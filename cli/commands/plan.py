@@ -27,7 +27,7 @@ from cli.options import (
     method_sections,
     parse_template_arguments,
 )
-from cli.output import counted, plain_console
+from cli.output import plain_console
 from cli.standalone.base_facts import measured_rate
 from cli.this_machine import ORIGIN, this_machine
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder, load_catalog
@@ -37,6 +37,7 @@ from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import warmup_steps
 from shared.contract.sections import DEFAULT_MODEL_ID
 from shared.contract.values import describe_arguments
+from shared.counted_nouns import counted
 from shared.datasets.reader import count_lines
 from shared.errors import Code, ContractRejected, MensError, NotFound
 from shared.preflight.parents import planned_parent

@@ -11,7 +11,8 @@ from cli.client.connection import find_all
 from cli.client.job_progress import describe_stage
 from cli.client.job_table import describe_steps
 from cli.client.json_errors import Json
-from cli.output import counted, print_table
+from cli.output import print_table
+from shared.counted_nouns import counted
 from shared.errors import Code
 
 GIB = 1 << 30

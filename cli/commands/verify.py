@@ -12,7 +12,6 @@ import typer
 from cli.client.connection import fail, fail_with
 from cli.client.lineage import describe_lineage
 from cli.export.oci_layout import is_layout, read_layout
-from cli.output import counted
 from shared.artifacts.manifests import (
     MANIFEST_NAME,
     MODEL_MANIFEST_NAME,
@@ -29,6 +28,7 @@ from shared.artifacts.signatures import (
     verify_signature,
 )
 from shared.artifacts.storage import is_digest
+from shared.counted_nouns import counted
 from shared.errors import MensError
 from shared.hashing import digest_file
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from cli.output import counted
+from shared.counted_nouns import counted
 from shared.statistics.paired import CONFIDENCE, Comparison, Status
 from shared.statistics.wins import WinRate
 

@@ -22,7 +22,8 @@ from cli.evaluation.run_items import (
     scores,
     worst,
 )
-from cli.output import counted, on_one_line, print_table
+from cli.output import on_one_line, print_table
+from shared.counted_nouns import counted
 from shared.statistics.clustered import clustered_rate_interval
 from shared.statistics.exact import wilson_interval
 

@@ -11,7 +11,7 @@ import typer
 
 from cli.client.connection import fail, note
 from cli.options import existing_file
-from cli.output import counted, print_table
+from cli.output import print_table
 from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.export import ProjectExport, export_project
 from openai_migration.archive.folder import (
@@ -44,6 +44,7 @@ from openai_migration.record import (
     sum_estimates,
     write_golden,
 )
+from shared.counted_nouns import counted
 from shared.errors import MensError
 
 app = typer.Typer(no_args_is_help=True, help="Migrate from another provider.")

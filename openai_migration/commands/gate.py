@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cli.client.connection import connect, fail, note
 from cli.client.json_errors import note_json
-from cli.output import counted, plain_console
+from cli.output import plain_console
 from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import Archive, safe_name
 from openai_migration.gate.answers import Candidate, answers_file, ask, pending, read_answers, resolve
@@ -36,6 +36,7 @@ from openai_migration.gate.judges import (
 from openai_migration.gate.receipt_page import print_receipt
 from openai_migration.gate.recorded import recorded_models, recorded_prompts
 from openai_migration.receipts import MigrationReceipt, write_receipt
+from shared.counted_nouns import counted
 from shared.errors import MensError
 from shared.settings import Settings, read_settings
 from shared.statistics.paired import Status

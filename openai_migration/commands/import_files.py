@@ -9,9 +9,9 @@ import typer
 
 from cli.client.connection import note
 from cli.options import existing_file
-from cli.output import counted
 from openai_migration.archive.folder import SECRECY, Archive
 from openai_migration.local_files.importing import LocalFiles, read_files, write_files
+from shared.counted_nouns import counted
 
 app = typer.Typer()
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from cli.client.connection import fail, note
 from cli.conversion.outcomes import ConvertedMethod, RowOptions
 from cli.options import existing_file
-from cli.output import counted, plain_console
+from cli.output import plain_console
 from corpus.filters.rules import RedactionRules
 from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import Archive
@@ -29,6 +29,7 @@ from openai_migration.conversion.training_files import (
     output_of,
 )
 from openai_migration.scan import ADVICE, scan, source_files
+from shared.counted_nouns import counted
 from shared.datasets.file_parts import reading_processes
 
 app = typer.Typer()

@@ -14,6 +14,7 @@ from cli.client.json_errors import note_json
 from openai_migration.archive.folder import SECRECY, write_private
 from openai_migration.report.facts import collect
 from openai_migration.report.page import render_page, shown_steps
+from shared.counted_nouns import counted
 
 app = typer.Typer()
 NAME = "report.html"
@@ -46,7 +47,7 @@ def report(
         done = [step for step in steps if facts.steps[step]]
         left = [step for step in steps if not facts.steps[step]]
         typer.echo(
-            f"{len(facts.models)} tuned models; done: {', '.join(done) or 'nothing'}; not yet: {', '.join(left) or 'nothing'}"
+            f"{counted(len(facts.models), 'tuned model')}; done: {', '.join(done) or 'nothing'}; not yet: {', '.join(left) or 'nothing'}"
         )
     if dry_run:
         return

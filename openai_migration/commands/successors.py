@@ -15,7 +15,7 @@ import typer
 from cli.client.connection import Connection, connect, fail, note, saved_connection
 from cli.client.job_progress import follow, poll
 from cli.client.json_errors import note_json
-from cli.output import counted, plain_console, print_table
+from cli.output import plain_console, print_table
 from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import Archive
 from openai_migration.successors.contracts import ConvertedModel, Unplannable, tuned_models
@@ -24,6 +24,7 @@ from openai_migration.successors.planners import InstallationPlanner, LocalPlann
 from openai_migration.successors.plans import PlanRefusal, SuccessorPlan, plan_successors, read_plans, write_plan
 from openai_migration.successors.switching import Switch, aliases_for, prepare, switch
 from openai_migration.successors.training import ENDED_WITHOUT, Training, read_training, record, submit
+from shared.counted_nouns import counted
 from shared.errors import MensError
 from shared.settings import Settings, read_settings
 

@@ -31,6 +31,7 @@ from openai_migration.gate.measures import ALIKE, PAIRED, SHOWN_ONLY, matches_la
 from openai_migration.gate.recorded import GateAnswer, RecordedPrompt, answer_of, labels, recorded_prompts
 from openai_migration.receipts import Counts, GraderCheck, MigrationGate, MigrationReceipt, Noise
 from openai_migration.record import golden_file
+from shared.counted_nouns import counted
 from shared.errors import ArtifactInvalid, Code, MensError
 from shared.hashing import digest_file, digest_json
 from shared.sandbox.levels import Choice
@@ -160,7 +161,7 @@ def _answers(folder: Path, model: str, prompts: Iterable[RecordedPrompt], candid
     stored = read_answers(folder, model)
     by_prompt = {prompt.id: stored.get(digest_json(body_for(prompt, candidate))) for prompt in prompts}
     if missing := sum(answer is None for answer in by_prompt.values()):
-        message = f"{missing} prompts of {model} have no answer of {candidate.served} yet."
+        message = f"{counted(missing, 'prompt')} of {model} {'has' if missing == 1 else 'have'} no answer of {candidate.served} yet."
         raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Run `gate` again, with the installation.")
     return {prompt: answer for prompt, answer in by_prompt.items() if answer}
 

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from cli.output import counted
 from openai_migration.archive.pages import Item
 from openai_migration.archive.shutdown_dates import parse_name
 from openai_migration.prompts import PROMPT_FIELDS, to_request
 from openai_migration.record import GREEDY
+from shared.counted_nouns import counted
 from shared.errors import Code, InvalidRequest
 from shared.graders.types import GRADER
 

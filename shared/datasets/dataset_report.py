@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from shared.counted_nouns import counted
 from shared.datasets.filters import RowFilter
 from shared.datasets.forms.advice import Advice
 from shared.datasets.forms.recognition import RowForm
@@ -103,7 +104,7 @@ def line_errors(report: DatasetReport, param: str = "data.train_file") -> Datase
     if other := _of_other_method(report, param):
         return other
     first, advice = report.errors[0], report.advice
-    message = f"has {report.error_count} bad line{'s' * (report.error_count != 1)}; the first is line {first.line}: {first.reason}"
+    message = f"has {counted(report.error_count, 'bad line')}; the first is line {first.line}: {first.reason}"
     if advice:
         message = f"{advice.finding}. It {message}"
     return DatasetInvalid(
@@ -129,13 +130,15 @@ def _of_other_method(report: DatasetReport, param: str) -> DatasetInvalid | None
     # The reader of rated answers names the field that it looked for; that of pairs cannot name one.
     method = "supervised" if not mismatches else "kto" if report.errors[0].field else "dpo"
     if report.forms.get(RowForm.PREFERENCE) == report.error_count:
-        rows, right = "pairs of a preferred and a rejected answer", "dpo"
+        rows, right = [f"{noun} of a preferred and a rejected answer" for noun in ("pair", "pairs")], "dpo"
     elif not mismatches:
         return None
     elif report.forms.get(RowForm.KTO) == report.error_count:
-        rows, right = "rows that rate one answer", "kto"
+        rows, right = ["row that rates one answer", "rows that rate one answer"], "kto"
     else:
-        rows = "rows without a second answer" if method == "dpo" else "rows that do not rate their answer"
+        rows = ["row that does not rate its answer", "rows that do not rate their answer"]
+        if method == "dpo":
+            rows = ["row without a second answer", "rows without a second answer"]
         right = "supervised"
     option, outcome = ("--as-supervised", "takes the preferred answers alone")
     if method == "kto":
@@ -143,7 +146,7 @@ def _of_other_method(report: DatasetReport, param: str) -> DatasetInvalid | None
     convert = f"; `mens data convert FILE -o rows.jsonl {option}` {outcome}"
     return DatasetInvalid(
         Code.ROWS_OF_OTHER_METHOD,
-        f"The {_kind(param)} file has {report.error_count} {rows}, and the job's method.type is {method}.",
+        f"The {_kind(param)} file has {counted(report.error_count, *rows)}, and the job's method.type is {method}.",
         remedy=f"Set method.type to {right} (`--method {right}`){convert if right == 'dpo' else ''}.",
         param=param,
         details={
@@ -160,7 +163,7 @@ def nothing_to_train_on(report: DatasetReport, filters: RowFilter, param: str = 
     remedy = f"Add rows, or lower data.min_rating (now {filters.min_rating}) and widen data.context_filter."
     if not report.rows:
         finding = (
-            f"has no row that is valid, and {report.error_count} bad line{'s' * (report.error_count != 1)}"
+            f"has no row that is valid, and {counted(report.error_count, 'bad line')}"
             if report.error_count
             else "is empty"
         )

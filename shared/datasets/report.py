@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shared.contract.choices import DataMode, MethodType
+from shared.counted_nouns import counted
 from shared.datasets.dataset_report import DatasetReport, LineError, Quarantine, line_errors, nothing_to_train_on
 from shared.datasets.duplicates import MAX_NEAR_ROWS, ExactIndex, NearIndex, PairReport
 from shared.datasets.file_counts import LENGTHS, ROWS_AT_ONCE, Observer, RowCounts
@@ -39,15 +40,15 @@ __all__ = ["DataReport", "FileReport", "Observer", "RowFilter", "inspect_file", 
 TYPICAL_ROW_BYTES = 200
 SHOWN_KEYS = 20
 CONVERTED: dict[Conversion, str] = {
-    "text parts": "have content in parts, which are joined by line breaks",
-    "functions": "have functions in OpenAI's older form, which are read as tools and their calls",
-    "refusal": "have a refusal, which is learnt as the answer",
-    "answers not to learn": "have answers marked as not to learn (train, loss or the like false, or masked), which weigh 0",
-    "flat tools": "have tools of another program's form (flat, or with input_schema), which are read as functions",
-    "tools as text": "have tools as a text of JSON, which is read",
-    "flat calls": "have tool calls without `function`, which are read as calls of functions",
-    "nulls of a merged schema": "have nulls that a typed table put into tools or arguments, which are left out",
-    "thoughts": "have thoughts under another name, which are read as reasoning_content",
+    "text parts": "content in parts, which are joined by line breaks",
+    "functions": "functions in OpenAI's older form, which are read as tools and their calls",
+    "refusal": "a refusal, which is learnt as the answer",
+    "answers not to learn": "answers marked as not to learn (train, loss or the like false, or masked), which weigh 0",
+    "flat tools": "tools of another program's form (flat, or with input_schema), which are read as functions",
+    "tools as text": "tools as a text of JSON, which is read",
+    "flat calls": "tool calls without `function`, which are read as calls of functions",
+    "nulls of a merged schema": "nulls that a typed table put into tools or arguments, which are left out",
+    "thoughts": "thoughts under another name, which are read as reasoning_content",
 }
 Progress = Callable[[int], None]
 PreferenceObserver = PreferenceFindings | RatedFindings
@@ -164,7 +165,7 @@ def inspect_file(
     warnings = part_warnings(trained) + part_warnings(validated, "validation ")
     notes = [*warnings, *_notes(trained, mode)]
     if leaked := leakage.exact_rows + leakage.near_rows:
-        share = f"{leaked} of {validated.rows} validation rows"
+        share = f"{leaked} of {counted(validated.rows, 'validation row')}"
         notes.append(f"{share} are in the training file too: the validation loss is lower than on new rows.")
     return DataReport(
         mode=mode,
@@ -404,7 +405,10 @@ def part_warnings(file: FileReport, kind: str = "") -> list[str]:
         keys = ", ".join(f"{key} ({rows})" for key, rows in itertools.islice(file.unused_keys.items(), SHOWN_KEYS))
         more = f" and {len(file.unused_keys) - SHOWN_KEYS} more" if len(file.unused_keys) > SHOWN_KEYS else ""
         notes.append(f"Keys of {kind}rows that are not used: {keys}{more}.")
-    notes += [f"{rows} {kind}rows {CONVERTED[name]}." for name, rows in file.conversions.items()]
+    notes += [
+        f"{counted(rows, f'{kind}row has', f'{kind}rows have')} {CONVERTED[name]}."
+        for name, rows in file.conversions.items()
+    ]
     notes += warnings(file.preferences, kind) if file.preferences else []
     return notes
 
@@ -412,8 +416,9 @@ def part_warnings(file: FileReport, kind: str = "") -> list[str]:
 def _notes(file: FileReport, mode: DataMode) -> list[str]:
     repeats, left_out = file.duplicates, file.rows - file.trainable_rows
     facts = {
-        f"{file.error_count} bad lines are skipped.": file.error_count and mode is DataMode.LENIENT,
-        f"{left_out} of {file.rows} rows are left out by the filter.": left_out,
+        f"{counted(file.error_count, 'bad line is', 'bad lines are')} skipped.": file.error_count
+        and mode is DataMode.LENIENT,
+        f"{left_out} of {counted(file.rows, 'row is', 'rows are')} left out by the filter.": left_out,
         f"Rows that repeat an earlier row exactly, and count twice: {repeats.exact_rows}.": repeats.exact_rows,
         f"Rows that are nearly the same as an earlier one: {repeats.near_rows}.": repeats.near_rows,
         f"Near duplicates were looked for among the first {MAX_NEAR_ROWS} rows only.": file.rows > MAX_NEAR_ROWS,

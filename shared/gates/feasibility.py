@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from shared.counted_nouns import counted
 from shared.gate_outcome import GateStatus
 from shared.gates.evaluate import judge_together
 from shared.gates.evidence import (
@@ -198,23 +199,21 @@ def _of_check(check: GateCheck) -> str | None:
     if check.status is GateStatus.PASSED:
         return None
     needed = check.items_needed
-    return f"{check.measure} needs {needed} items, and the run has {check.n}" if needed else check.message
+    return f"{check.measure} needs {counted(needed, 'item')}, and the run has {check.n}" if needed else check.message
 
 
 def _of_loss(loss: Loss, judged: _Judged) -> str | None:
     """Return why a comparison cannot pass, or passes for a better adapter only."""
     items, is_alike = len(loss.new), loss.old == loss.new
     if not is_alike and judged.at_best[id(loss)].status is not GateStatus.PASSED:
-        return (
-            f"{loss.measure}: {_asked(loss)}, even if the adapter is right and the incumbent wrong on all {items} items"
-        )
+        return f"{loss.measure}: {_asked(loss)}, even if the adapter is right and the incumbent wrong on all {counted(items, 'item')}"
     alike = judged.alike.get(id(loss))
     if alike is None or alike.status is GateStatus.PASSED:
         return None
     needed = f"; about {alike.items_needed} are needed" if alike.items_needed else ""
     share = 1 - (alike.confidence or CONFIDENCE)
     shared = f" (its share of the error level is {share:.3g})" if share < 1 - CONFIDENCE else ""
-    return f"{loss.measure}: {items} items do not exclude a loss of {loss.margin:.3g}, even if both models answer alike{needed}{shared}"
+    return f"{loss.measure}: {counted(items, 'item does', 'items do')} not exclude a loss of {loss.margin:.3g}, even if both models answer alike{needed}{shared}"
 
 
 def _asked(loss: Loss) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from shared.counted_nouns import counted
 from shared.gate_outcome import GateStatus
 from shared.gates.evidence import AnswerPair, RunScores, ScoredAnswer
 from shared.gates.receipt import GateCheck
@@ -93,10 +94,10 @@ def rate_against(
     if check.status is not GateStatus.PASSED:
         return check
     if items < min_items:
-        return _undecided(check, f"{measure} is {total / items:.3g}, but on only {items} items", min_items)
+        return _undecided(check, f"{measure} is {total / items:.3g}, but on only {counted(items, 'item')}", min_items)
     if alpha is not None and interval and not _holds(interval, relation, bound):
         low, high = interval
-        said = f"{check.message}; with repeated sampling its interval must exclude the bound, but {items} items leave {low:.3g} to {high:.3g} possible"
+        said = f"{check.message}; with repeated sampling its interval must exclude the bound, but {counted(items, 'item leaves', 'items leave')} {low:.3g} to {high:.3g} possible"
         return _undecided(check, said, _items_that_show(total / items, items, relation, bound, confidence))
     return check
 
@@ -156,7 +157,7 @@ def compared(loss: Loss, outcome: Comparison, confidence: float) -> GateCheck:
     if loss.least_wins is not None:
         return _won(loss, outcome, confidence, loss.least_wins)
     status = GateStatus(outcome.status)
-    needed = f"; {outcome.items_needed} items would decide" if outcome.items_needed else ""
+    needed = f"; {counted(outcome.items_needed, 'item')} would decide" if outcome.items_needed else ""
     moved = "" if outcome.difference is None else f"{loss.measure} went from {outcome.old:.3g} to {outcome.new:.3g}"
     allowed = f"it may lose {loss.margin:.3g}" if loss.margin > 0 else f"it must gain {-loss.margin:.3g}"
     message = moved or outcome.reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shared.artifacts.manifests import AdapterManifest
+from shared.counted_nouns import counted
 from shared.model_card.markdown import front_matter_of, inline, license_fields, one_line, tags
 from shared.model_card.recipe import trained_how
 
@@ -30,7 +31,7 @@ def front_matter(base: str, license_class: str | None, method: str) -> str:
 
 def heading(manifest: AdapterManifest, steps: int | None = None) -> str:
     """Return the heading, a sentence on the training, and the adapter's id; with its steps where they are given."""
-    during = "" if steps is None else f" in {steps} steps"
+    during = "" if steps is None else f" in {counted(steps, 'step')}"
     return (
         f"\n# {inline(manifest.name)}\n\n"
         f"A LoRA adapter of rank {manifest.rank} for {inline(manifest.base_model)}, {trained_how(manifest)} by Mens{during} with its "

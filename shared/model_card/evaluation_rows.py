@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from shared.counted_nouns import counted
 from shared.model_card.general_questions import MAX_NEW_TOKENS as GENERAL_TOKENS
 from shared.model_card.general_questions import general_questions
 from shared.model_card.self_evaluation import GeneralAnswer, PairedMeasure, PreferredAnswers, SampleAnswer
@@ -199,7 +200,7 @@ def answer_in_time(
     notes = []
     for at in range(0, len(rows.samples), ANSWERS_AT_ONCE):
         if at and time.monotonic() > deadline:
-            notes.append(f"{at} of {len(rows.samples)} sample answers were asked for: {TOO_LONG}.")
+            notes.append(f"{at} of {counted(len(rows.samples), 'sample answer')} were asked for: {TOO_LONG}.")
             break
         advance("sample_answers", at, len(rows.samples))
         old, new = ask([prompt.ids for prompt in rows.samples[at : at + ANSWERS_AT_ONCE]], SAMPLE_TOKENS)

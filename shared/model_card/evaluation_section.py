@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shared.counted_nouns import counted
 from shared.model_card.markdown import inline, quotation, table
 from shared.model_card.self_evaluation import PairedMeasure, RowSource, SampleAnswer, SelfEvaluation
 
@@ -65,7 +66,7 @@ def _measures(evaluation: SelfEvaluation) -> str:
     said = str(evaluation.preferred or "")
     preferred = f"\n{said[:1].upper()}{said[1:]}.\n" if said else ""
     return (
-        f"\nMeasured on {source}; {evaluation.tokens:,} supervised tokens, the same for both.{fewer}\n\n{table(rows, head)}\n"
+        f"\nMeasured on {source}; {counted(evaluation.tokens, 'supervised token')}, the same for both.{fewer}\n\n{table(rows, head)}\n"
         f"{INTERVALS}\n{preferred}"
     )
 

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shared.counted_nouns import counted
+
 SCHEMA: Literal["mens_self_evaluation_v1"] = "mens_self_evaluation_v1"
 KEY = "self_evaluation"
 """Key of the self-evaluation in a job's result and an adapter's metrics."""
@@ -64,7 +66,7 @@ class PreferredAnswers(EvaluationPart):
     def __str__(self) -> str:
         """One line of plain text."""
         return (
-            f"the preferred answer is the likelier one, per token, in {self.before} of {self.pairs} pairs to the {self.reference}"
+            f"the preferred answer is the likelier one, per token, in {self.before} of {counted(self.pairs, 'pair')} to the {self.reference}"
             f" and in {self.tuned} to the tuned model; "
         ) + _change((self.tuned - self.before) / self.pairs, self.interval, 100.0, ".1f", " points", "")
 
@@ -203,15 +205,16 @@ def shift_warning(evaluation: SelfEvaluation) -> str | None:
 def summarize(evaluation: SelfEvaluation) -> list[str]:
     """Describe the measures in a few lines of plain text, with fixed wording. The served model's come first."""
     rows = {
-        RowSource.VALIDATION_FILE: "rows of the validation file",
-        RowSource.HELD_OUT: "held-out rows",
-        RowSource.TRAINING: "training rows, because no others can be measured: this shows what was learnt by heart",
+        RowSource.VALIDATION_FILE: ("row of the validation file", "rows of the validation file"),
+        RowSource.HELD_OUT: ("held-out row", "held-out rows"),
+        RowSource.TRAINING: ("training row", "training rows"),
     }[evaluation.source]
+    is_trained_on = evaluation.source is RowSource.TRAINING
+    by_heart = ", because no others can be measured: this shows what was learnt by heart" if is_trained_on else ""
     copies = evaluation.held_out_copies
     leaked = f"; {copies} of them are trained on too, so new rows may do worse" if copies else ""
-    lines = [
-        f"{evaluation.rows} of {evaluation.rows_available} {rows}{leaked}; {evaluation.tokens:,} supervised tokens"
-    ]
+    measured = f"{evaluation.rows} of {counted(evaluation.rows_available, *rows)}{by_heart}{leaked}"
+    lines = [f"{measured}; {counted(evaluation.tokens, 'supervised token')}"]
     if served := evaluation.served:
         some = f", {served.rows} of these rows" if served.rows < evaluation.rows else ""
         lines += _measures(
@@ -272,7 +275,7 @@ def _change(
 def _answers(evaluation: SelfEvaluation) -> list[str]:
     lines = []
     if samples := evaluation.sample_answers:
-        lines.append(f"{evaluation.exact_answers} of {len(samples)} sample answers equal their reference")
+        lines.append(f"{evaluation.exact_answers} of {counted(len(samples), 'sample answer')} equal their reference")
     if general := evaluation.known_answers:
         kept = sum(answer.kept is True for answer in general)
         lines.append(f"general answers kept: {kept} of {len(general)}")

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from shared.counted_nouns import counted
 from shared.statistics.clustered import Cluster, cluster_bca_interval, clusters_of
 from shared.statistics.exact import items_needed, mcnemar_p_value, smallest_visible
 from shared.statistics.resampling import bca_interval, sign_flip_p_value
@@ -137,9 +138,9 @@ def _decide(interval: tuple[float, float], visible: float | None, margin: float,
     if visible is not None and visible <= margin:
         return (
             Status.FAILED,
-            f"a loss of {margin:g} cannot be excluded, although {items} items are enough to exclude it",
+            f"a loss of {margin:g} cannot be excluded, although {counted(items, 'item is', 'items are')} enough to exclude it",
         )
-    return Status.MISSING_EVIDENCE, f"{items} items are too few to exclude a loss of {margin:g}"
+    return Status.MISSING_EVIDENCE, f"{counted(items, 'item is', 'items are')} too few to exclude a loss of {margin:g}"
 
 
 def _p_value(differences: Sequence[float]) -> float:

@@ -30,6 +30,7 @@ globalThis.matchMedia = () => ({ matches: false, addEventListener() {} });
 globalThis.document = { querySelector: () => null, documentElement: { dataset: {} } };
 const { bodyOf, fileOf, flat, optionsOf, parametersOfFile, parametersOfJob, sourceOf } = await import("./lib/contract.js");
 const { paced } = await import("./lib/pace.js");
+const { counted, preferredAnswers } = await import("./lib/format.js");
 const { quoted } = await import("./parts/copy_as.js");
 const { send } = await import("./lib/client.js");
 const of = (text) => bodyOf(new URLSearchParams(text));
@@ -309,6 +310,16 @@ def test_a_change_soon_after_the_last_load_is_loaded_later(program: Path) -> Non
     assert made == [1, 1, 2, 3, 3]
 
 
+def test_pairs_are_counted_with_the_likelier_answer(program: Path) -> None:
+    one = {"reference": "base", "pairs": 1, "before": 0, "tuned": 1, "interval": None}
+    many = {"reference": "parent", "pairs": 24, "before": 11, "tuned": 23, "interval": [0.25, 0.75]}
+    assert run(program, f"[{json.dumps(one)}, {json.dumps(many)}].map(preferredAnswers).concat(counted(0, 'row'))") == [
+        "On 1 of 1 pair the preferred answer is the likelier one, per token; to the base, on 0.",
+        "On 23 of 24 pairs the preferred answer is the likelier one, per token; to the parent, on 11; difference 25.0 to 75.0 points (95 %).",
+        "0 rows",
+    ]
+
+
 def test_no_change_is_dropped_for_coming_early() -> None:
     assert not [name for name, text in SCRIPTS.items() if re.search(r"Date\.now\(\) - last\b", text)]
 
@@ -321,6 +332,8 @@ def test_no_change_is_dropped_for_coming_early() -> None:
         ("screens/gates.js", "h(Moves, { moves, missing: missing || foreign,"),
         ("screens/gates.js", "useState(!alias ? undefined : alias.tenant === caller.value.tenant ? alias.version : 0)"),
         ("screens/gates.js", "!!refused || isBusy}"),
+        # Of pairs, the measure that preference tuning is for.
+        ("screens/run.js", "evaluation.preferred && html`<p>${preferredAnswers(evaluation.preferred)}</p>`"),
         # What failed is said, with a way on: a comparison of other runs, each curve, a start from a job.
         ("screens/compare.js", "${isFailed && !isCurrent && h(Failure, { error, retry,"),
         ("screens/compare.js", "${failed.map((one) => h(Failure, {"),

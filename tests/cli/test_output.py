@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cli.output import (
-    counted,
     format_duration,
     format_minute,
     format_size,
@@ -89,11 +88,6 @@ def test_durations(seconds: float, text: str) -> None:
 )
 def test_times(time: str | float | None, text: str) -> None:
     assert format_minute(time) == text
-
-
-def test_counts_agree_with_their_nouns() -> None:
-    assert [counted(count, "row") for count in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
-    assert counted(2, "entry", "entries") == "2 entries"
 
 
 def test_runs_of_lines_are_shortened() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shared.counted_nouns import counted
 from shared.database.job_states import Stage
 from shared.evaluation.plan import EvaluationPlan
 from worker.evaluation.run import evaluate_model
@@ -17,7 +18,7 @@ def run_evaluate(attempt: Attempt) -> None:
     job = attempt.lease.job
     plan = EvaluationPlan.model_validate(job.plan)
     models = " and ".join(target.name for target in plan.models) or "the rows' own answers"
-    attempt.enter(Stage.EVALUATING, f"Evaluating {models}: {plan.answers} output items.")
+    attempt.enter(Stage.EVALUATING, f"Evaluating {models}: {counted(plan.answers, 'output item')}.")
     outcome = evaluate_model(attempt, plan, job.id)
     # Send events that waited for the database.
     attempt.report()

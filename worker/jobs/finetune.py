@@ -11,6 +11,7 @@ from shared.artifacts.manifests import MANIFEST_NAME
 from shared.base_models.catalog import BaseModelEntry, LocalSource
 from shared.contract.plan import DataFile, ExecutionPlan, PlannedBase, TrainingInputs, TrainingRun
 from shared.contract.sections import DeviceSection
+from shared.counted_nouns import counted
 from shared.database.adapters import Adapters, NewAdapter
 from shared.database.job_results import CHECKPOINT_TIMES, ResultFile
 from shared.database.job_states import Stage
@@ -168,11 +169,11 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
     write_json(attempt.run_dir / PREFLIGHT_NAME, record)
     supervision = checked.supervision
     # Counted on every row; the API may have seen only a sample.
-    counted = checked.plan
-    held_out = f"{counted.validation_rows} of {counted.train.rows} rows are held out to validate"
+    planned = checked.plan
+    held_out = f"{planned.validation_rows} of {counted(planned.train.rows, 'row is', 'rows are')} held out to validate"
     message = (
-        f"Preflight passed: {supervision.rows} rows, {supervision.supervised_tokens} of {supervision.tokens} tokens are supervised;"
-        f" {held_out if counted.validation_rows else 'every row is trained on'}."
+        f"Preflight passed: {counted(supervision.rows, 'row')}, {supervision.supervised_tokens} of {supervision.tokens} tokens are supervised;"
+        f" {held_out if planned.validation_rows else 'every row is trained on'}."
     )
     warnings = [NewEvent(level="warn", message=warning) for warning in checked.warnings]
     attempt.report(events=[NewEvent(message=message, data={"notes": checked.notes}), *warnings], preflight=record)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from shared.counted_nouns import counted
 from shared.database.adapters import Adapter, Adapters, NewAdapter
 from shared.database.gates.policies import Policies, PolicyName
 from shared.database.gates.receipts import NewReceipt, Receipts, StoredReceipt
@@ -320,5 +321,5 @@ def _forgotten(evidence: ForgetEvidence | None) -> list[NewEvent]:
     if not run or not lost:
         return []
     more = f" … and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
-    message = f"{run.incumbent} answered {len(lost)} of {len(run.pairs)} general questions that {run.candidate} does not: {' '.join(lost[:MOST_NAMED])}{more}"
+    message = f"{run.incumbent} answered {len(lost)} of {counted(len(run.pairs), 'general question')} that {run.candidate} does not: {' '.join(lost[:MOST_NAMED])}{more}"
     return [NewEvent(level="warn", message=message, data={"lost": len(lost)})]

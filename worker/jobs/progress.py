@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from shared.contract.choices import MethodType
+from shared.counted_nouns import counted
 from shared.database.job_states import Stage
 from shared.database.records import NewEvent
 from shared.job_progress import JobProgress, MergeProgress, SelfEvaluationProgress, TrainingProgress
@@ -122,27 +123,27 @@ def _message(kind: str, payload: dict[str, Any]) -> str | None:
         case "train_start":
             total, device = payload["planned_optimizer_steps_total"], payload["compute_device"]
             if step := payload["resumed_from_step"]:
-                message = f"Training resumed from the checkpoint of step {step}: {total} steps on {device}."
+                message = f"Training resumed from the checkpoint of step {step}: {counted(total, 'step')} on {device}."
             else:
-                message = f"Training started: {payload['pairs_loaded']} rows, {total} steps on {device}."
+                message = f"Training started: {counted(payload['pairs_loaded'], 'row')}, {counted(total, 'step')} on {device}."
         case "checkpoint":
             message = f"Checkpoint at step {payload['step']}."
         case "epoch_complete":
             losses = {"training loss": payload["avg_loss"], "validation loss": payload["val_loss"]}
             shown = ", ".join(f"{name}={loss:.4f}" for name, loss in losses.items() if loss is not None)
             phase = f" ({payload['phase']})" if payload.get("phase") else ""
-            message = f"Epoch {payload['epoch'] + 1}{phase} complete after {payload['global_step']} steps"
+            message = f"Epoch {payload['epoch'] + 1}{phase} complete after {counted(payload['global_step'], 'step')}"
             message += f": {shown}." if shown else "."
         case "reference_scores" if payload["computed"]:
-            message = f"The reference scored {payload['rows']} rows in {payload['seconds']:.0f} s."
+            message = f"The reference scored {counted(payload['rows'], 'row')} in {payload['seconds']:.0f} s."
         case "replay" if payload["at_risk"]:
             message = (
-                f"Replay: the loss of {payload['at_risk']} of {payload['watched']} watched rows has risen;"
+                f"Replay: the loss of {payload['at_risk']} of {counted(payload['watched'], 'watched row')} has risen;"
                 f" epoch {payload['epoch'] + 1} replays them first."
             )
         case "train_complete":
             early = ": the validation loss got no better" if payload.get("stopped_early") else ""
-            message = f"Training complete after {payload['global_step']} steps{early}."
+            message = f"Training complete after {counted(payload['global_step'], 'step')}{early}."
         case "self_evaluation":
             message = _evaluation_message(payload)
         case "merge_shard":
@@ -169,7 +170,7 @@ def _warning(kind: str, payload: dict[str, Any]) -> str | None:
             # An attempt that an earlier release started does not name its method.
             answers, good, remedy = _FALLS[payload.get("method", MethodType.DPO)]
             return (
-                f"{payload['code']}: for {payload['steps']} steps {answers} have been much less likely than they are to the reference"
+                f"{payload['code']}: for {counted(payload['steps'], 'step')} {answers} have been much less likely than they are to the reference"
                 f" (log-probability of the {good} ones: {payload['logps_chosen']:.1f}). {remedy}, or lower exec.learning_rate."
             )
         case "tracker_failed":
@@ -179,7 +180,7 @@ def _warning(kind: str, payload: dict[str, Any]) -> str | None:
 
 
 def _evaluation_message(payload: dict[str, Any]) -> str:
-    rows = f"Compared with its base on {payload['rows']} {payload['source'].replace('_', ' ')} rows"
+    rows = f"Compared with its base on {counted(payload['rows'], payload['source'].replace('_', ' ') + ' row')}"
     # An attempt that an earlier release started did not count them.
     if copies := payload.get("held_out_copies"):
         rows += f", {copies} of which are trained on too"
@@ -192,7 +193,7 @@ def _evaluation_message(payload: dict[str, Any]) -> str:
     causes = ", ".join(payload["causes"]) or "no row has an answer to give"
     measured = ", ".join(parts) or f"nothing was measured ({causes})"
     # Usually zero: the served model gives the answers later.
-    answers = f"{payload['sample_answers']} sample answers, " if payload["sample_answers"] else ""
+    answers = f"{counted(payload['sample_answers'], 'sample answer')}, " if payload["sample_answers"] else ""
     return f"{rows}: {measured}; {answers}{payload['seconds']:.1f} s."
 
 

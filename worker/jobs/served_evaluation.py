@@ -12,6 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from shared.counted_nouns import counted
 from shared.database.job_states import Stage
 from shared.database.records import NewEvent
 from shared.errors import Code, LeaseLost, MensError, Unavailable
@@ -93,7 +94,7 @@ class ServedPair:
         deadline = time.monotonic() + seconds
         chosen = _within_tokens(rows.rows)
         base, tuned = self._score(chosen, deadline)
-        left_out = f"{len(base)} of {len(chosen)} rows were scored where the model is served: {TOO_LONG}."
+        left_out = f"{len(base)} of {counted(len(chosen), 'row was', 'rows were')} scored where the model is served: {TOO_LONG}."
         served = ServedEvaluation(
             base=self._base["name"],
             dtype=self._base["dtype"],

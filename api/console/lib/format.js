@@ -15,6 +15,24 @@ export function whole(value) {
 }
 
 /**
+ * A number with its noun.
+ * @param {number | null | undefined} value
+ * @param {string} noun
+ */
+export function counted(value, noun) {
+  return `${whole(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
+/**
+ * On how many pairs the preferred answer is the likelier one, to the model that a run started from and to its own.
+ * @param {{reference: string, pairs: number, before: number, tuned: number, interval: [number, number] | null}} answers
+ */
+export function preferredAnswers({ reference, pairs, before, tuned, interval }) {
+  const points = interval?.map((end) => (100 * end).toFixed(1)).join(" to ");
+  return `On ${whole(tuned)} of ${counted(pairs, "pair")} the preferred answer is the likelier one, per token; to the ${plain(reference, 40)}, on ${whole(before)}${points ? `; difference ${points} points (95 %)` : ""}.`;
+}
+
+/**
  * A loss, with four digits.
  * @param {number | null | undefined} value
  */

@@ -3,7 +3,7 @@ import { useEffect, useRef, useState } from "../vendor/preact-hooks.js";
 import { address, change, to } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
 import { ApiError, call } from "../lib/client.js";
-import { content, exact, model, plain, short, tail, whole } from "../lib/format.js";
+import { content, counted, exact, model, plain, short, tail, whole } from "../lib/format.js";
 import { CopyAs, asCurl, openaiClient, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { useRowKeys } from "../parts/row_keys.js";
@@ -126,7 +126,7 @@ function Items({ id, run }) {
     <div class="head"><h1>${plain(data.name || "Run of an eval", 120)}</h1><a class="button" href=${to(["runs", data.mens.job_id])}>Its job</a>${h(CopyAs, { curl: asCurl(`${path}/output_items?limit=${ITEMS}`), python: [openaiClient(), `for item in client.evals.runs.output_items.list(${JSON.stringify(run)}, eval_id=${JSON.stringify(id)}):`, "    print(item.status, item.sample.output)"].join("\n"), mens: `mens eval show ${quoted(run)}` })}</div>
     <div class="stack"><section class="card" aria-label="Result"><header><h2>Result</h2>${h(Badge, { state: data.mens.state, stage: data.mens.stage })}</header><dl class="facts">
       ${mine && h(Fact, { name: "Model", value: model(mine.name) })}${other && h(Fact, { name: "Against", value: model(other.name) })}
-      ${h(Fact, { name: "Passed", value: `${whole(data.result_counts.passed)} of ${whole(data.result_counts.total)}`, hint: data.result_counts.errored ? `${whole(data.result_counts.errored)} errors` : "" })}
+      ${h(Fact, { name: "Passed", value: `${whole(data.result_counts.passed)} of ${whole(data.result_counts.total)}`, hint: data.result_counts.errored ? counted(data.result_counts.errored, "error") : "" })}
       ${Object.entries(/** @type {Record<string, any>} */ (data.mens.criteria)).map(([name, total]) => h(Fact, { key: name, name: plain(name, 60), value: `${whole(total.passed)} passed`, hint: Object.hasOwn(data.mens.incumbent_criteria, name) ? `${whole(data.mens.incumbent_criteria[name].passed)} of the other` : "" }))}
       ${h(Fact, { name: "Made", value: exact(data.created_at * 1000) })}</dl></section>
     <nav class="tabs" aria-label="Which items">${filters.map(([name, title]) => html`<a key=${name} href=${to(["evals", id, run], { show: name })} aria-current=${kind === name ? "page" : undefined}>${title}</a>`)}</nav>

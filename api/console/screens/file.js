@@ -3,7 +3,7 @@ import { useEffect, useState } from "../vendor/preact-hooks.js";
 import { address, change, to } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
 import { missingRole } from "../lib/client.js";
-import { content, exact, percent, plain, size, whole } from "../lib/format.js";
+import { content, counted, exact, percent, plain, size, whole } from "../lib/format.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { useRowKeys } from "../parts/row_keys.js";
@@ -134,8 +134,8 @@ function Report({ report, error, isPending, retry, base }) {
       ${h(Fact, { name: "Bad lines", value: whole(data.error_count), hint: lineLinks(data.errors.map((/** @type {any} */ one) => one.line)) })}
       ${h(Fact, { name: "Duplicates", value: `${whole(repeats.exact_rows)} exact, ${whole(repeats.near_rows)} near`, hint: lineLinks([...repeats.exact_pairs, ...repeats.near_pairs].map((/** @type {any} */ pair) => pair.second)) })}
       ${supervision && h(Fact, { name: "Supervised", value: percent(supervision.tokens ? supervision.supervised_tokens / supervision.tokens : 0), hint: `${whole(supervision.supervised_tokens)} of ${whole(supervision.tokens)} tokens` })}
-      ${supervision && h(Fact, { name: "Longest row", value: `${whole(supervision.longest_row)} tokens`, hint: supervision.truncated_rows ? `${whole(supervision.truncated_rows)} rows are cut at ${whole(report.seq_len)}` : `none is cut at ${whole(report.seq_len)}` })}
-      ${supervision?.sampled && h(Fact, { name: "Sample", value: `${whole(supervision.rows)} rows`, hint: "tokens are of these" })}
+      ${supervision && h(Fact, { name: "Longest row", value: counted(supervision.longest_row, "token"), hint: supervision.truncated_rows ? `${counted(supervision.truncated_rows, "row")} cut at ${whole(report.seq_len)}` : `none is cut at ${whole(report.seq_len)}` })}
+      ${supervision?.sampled && h(Fact, { name: "Sample", value: counted(supervision.rows, "row"), hint: "tokens are of these" })}
     </dl>
     ${data.rows > 0 && h(Histogram, { name: supervision ? "tokens of a row" : "characters of a row", buckets })}</div>
     ${report.notes.length > 0 && html`<ul class="data-notes">${report.notes.map((/** @type {string} */ note) => html`<li key=${note}>${plain(note, 600)}</li>`)}</ul>`}
@@ -161,7 +161,7 @@ function Row({ row }) {
   const { trained, rejected } = row;
   return html`<article class="card data-row ${row.trainable ? "" : "bad"}" tabindex="-1" aria-label="Line ${row.line}">
     <header><h2><a href=${here({ line: row.line, only: "" })}>Line ${whole(row.line)}</a></h2>
-      ${trained && html`<span class="number">${whole(trained.tokens)} tokens, ${whole(trained.supervised_tokens)} supervised${trained.truncated_tokens ? `, ${whole(trained.truncated_tokens)} cut off` : ""}</span>`}
+      ${trained && html`<span class="number">${counted(trained.tokens, "token")}, ${whole(trained.supervised_tokens)} supervised${trained.truncated_tokens ? `, ${whole(trained.truncated_tokens)} cut off` : ""}</span>`}
       <span class="faint">${size(row.bytes)}</span>
       ${row.notes.map((/** @type {any} */ note) => html`<span key=${note.name} class="badge ${row.trainable ? "queued" : "failed"}" title=${plain(note.reason, 500)}>${NOTES[/** @type {keyof typeof NOTES} */ (note.name)] || plain(note.name)}</span>`)}
       ${trained && html`<button type="button" class="small" aria-pressed=${String(hasIds)} onClick=${() => setIds(!hasIds)}>Token ids</button>`}</header>

@@ -3,7 +3,7 @@ import { useEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js"
 import { address, to } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
 import { ApiError, call, caller, missingRole, succeed } from "../lib/client.js";
-import { exact, model, percent, plain, short, tail, whole } from "../lib/format.js";
+import { counted, exact, model, percent, plain, short, tail, whole } from "../lib/format.js";
 import { onChanges } from "../lib/stream.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
@@ -99,7 +99,7 @@ function OneReceipt({ id }) {
     <p class="faint">By the policy ${plain(one.receipt.policy?.name || one.policy_digest, 80)}, <a href=${to(["runs", one.job_id])}>judged</a> ${h(Time, { time: one.created_at })}; ${isOver ? "too old to move an alias since" : "moves an alias until"} ${exact(one.valid_until)}.</p></section>
     ${(one.receipt.gates || []).map((/** @type {any} */ gate) => html`<section key=${gate.name} class="card gate" aria-label="Gate ${plain(gate.name, 60)}"><header><h2>${plain(gate.name.replaceAll("_", " "), 60)}</h2>${h(Outcome, { passed: gate.passed, status: gate.status })}${gate.block === false && html`<span class="faint">tells, does not block</span>`}</header>
       <p>${plain(gate.message, 2000)}</p>
-      <p class="faint">${[gate.value !== null && gate.value !== undefined && `measured ${short(gate.value)}`, gate.bound !== null && gate.bound !== undefined && `asked ${short(gate.bound)}`, gate.n && `${whole(gate.n)} items`, gate.interval && `interval ${gate.interval.map(short).join(" to ")}`, gate.items_needed && `${whole(gate.items_needed)} items would decide`, gate.evidence && `evidence ${plain(gate.evidence).slice(0, 8)}…`].filter(Boolean).join(", ")}</p>
+      <p class="faint">${[gate.value !== null && gate.value !== undefined && `measured ${short(gate.value)}`, gate.bound !== null && gate.bound !== undefined && `asked ${short(gate.bound)}`, gate.n && counted(gate.n, "item"), gate.interval && `interval ${gate.interval.map(short).join(" to ")}`, gate.items_needed && `${counted(gate.items_needed, "item")} would decide`, gate.evidence && `evidence ${plain(gate.evidence).slice(0, 8)}…`].filter(Boolean).join(", ")}</p>
       ${gate.checks?.length > 1 && html`<details><summary>${whole(gate.checks.length)} checks</summary><ul class="gates">${gate.checks.map((/** @type {any} */ check) => html`<li key=${check.measure}><b>${plain(check.measure, 100)}</b>: ${plain(check.status.replaceAll("_", " "))}. ${plain(check.message, 1000)}</li>`)}</ul></details>`}</section>`)}</article>`;
 }
 

@@ -3,7 +3,7 @@ import { useEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js"
 import { address, change } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
 import { ApiError, call, missingRole, succeed } from "../lib/client.js";
-import { content, model as nameOf, plain, short, whole } from "../lib/format.js";
+import { content, counted, model as nameOf, plain, short, whole } from "../lib/format.js";
 import { CopyAs, openaiClient, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { Failure, Loading } from "../parts/state.js";
@@ -116,7 +116,7 @@ function Reply({ side, reply, name, other, stop }) {
   const speed = reply.tokens && reply.seconds && reply.first !== undefined && reply.seconds > reply.first ? (reply.tokens - 1) / (reply.seconds - reply.first) : null;
   return html`<article class="card answer" aria-label="Answer of the ${side} model" aria-busy=${String(!reply.isOver)}><header><b>${nameOf(name)}</b>
     ${reply.first !== undefined && html`<span>${reply.first.toFixed(2)} s to first</span>`}
-    ${reply.tokens !== undefined && html`<span>${whole(reply.tokens)} tokens</span>`}
+    ${reply.tokens !== undefined && html`<span>${counted(reply.tokens, "token")}</span>`}
     ${speed && html`<span>${short(speed)} tokens/s</span>`}
     ${reply.adapter && html`<span title=${plain(reply.adapter)}>by ${nameOf(reply.adapter)}</span>`}
     ${!reply.isOver && html`<button type="button" class="small" onClick=${stop}>Stop</button>`}</header>

@@ -3,7 +3,7 @@ import { useEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js"
 import { change, to } from "../lib/address.js";
 import { eventsOf, load, useObject } from "../lib/cache.js";
 import { ApiError, call, missingRole } from "../lib/client.js";
-import { ago, between, clock, content, duration, exact, loss, model, percent, plain, short, size, tail, whole } from "../lib/format.js";
+import { ago, between, clock, content, counted, duration, exact, loss, model, percent, plain, preferredAnswers, short, size, tail, whole } from "../lib/format.js";
 import { paced } from "../lib/pace.js";
 import { onChanges } from "../lib/stream.js";
 import { Chart, smoothed } from "../parts/chart.js";
@@ -257,13 +257,14 @@ function Outcome({ job }) {
   return html`<div class="stack">
     ${evaluation && html`<section class="card" aria-label="Base beside tuned"><h2>Base → tuned</h2>
       <p class="figures"><span class="before">${loss(evaluation.loss?.base)}</span><span class="arrow">→</span><b>${loss(evaluation.loss?.tuned)}</b><span class="faint">nats a token</span></p>
-      <p class="faint">${whole(evaluation.rows)} ${evaluation.source === "held_out" ? "held-out rows" : "rows"}${evaluation.loss?.interval ? `; difference ${loss(evaluation.loss.interval[0])} to ${loss(evaluation.loss.interval[1])} (95 %)` : ""}</p>
+      <p class="faint">${counted(evaluation.rows, evaluation.source === "held_out" ? "held-out row" : "row")}${evaluation.loss?.interval ? `; difference ${loss(evaluation.loss.interval[0])} to ${loss(evaluation.loss.interval[1])} (95 %)` : ""}</p>
+      ${evaluation.preferred && html`<p>${preferredAnswers(evaluation.preferred)}</p>`}
       ${samples.length > 0 && html`<p>${h(Equal, { samples })} <a href=${to(["runs", job.id], { tab: "samples" })}>read them</a></p>`}
       ${(evaluation.warnings || []).map((/** @type {string} */ warning) => html`<p key=${warning} class="notice">${plain(warning, 1000)}</p>`)}
     </section>`}
     <section class="card" aria-label="Facts"><h2>${isDone ? "Result" : "So far"}</h2><dl class="facts">
       ${result.adapter_id && h(Fact, { name: "Adapter", value: model(result.adapter_id), hint: result.alias?.moved ? `${plain(result.alias.name, 60)} points to it` : "" })}
-      ${h(Fact, { name: "Steps", value: `${whole(result.optimizer_steps ?? job.progress?.step)} of ${whole(job.plan?.optimizer_steps)}`, hint: job.contract?.exec ? `${whole(job.contract.exec.epochs)} epochs of ${whole(job.plan?.train?.rows)} rows` : "" })}
+      ${h(Fact, { name: "Steps", value: `${whole(result.optimizer_steps ?? job.progress?.step)} of ${whole(job.plan?.optimizer_steps)}`, hint: job.contract?.exec ? `${counted(job.contract.exec.epochs, "epoch")} of ${counted(job.plan?.train?.rows, "row")}` : "" })}
       ${h(Fact, { name: "Training loss", value: loss(result.last_train_loss ?? job.progress?.loss) })}
       ${result.last_val_loss !== undefined && h(Fact, { name: "Validation loss", value: loss(result.last_val_loss), hint: samples.length ? "" : `${percent(evaluation?.token_accuracy?.tuned)} of tokens right` })}
       ${h(Fact, { name: "Time", value: job.started_at ? duration(between(job.started_at, isDone ? job.finished_at : null)) : "–", hint: job.started_at ? `started ${ago(job.started_at)}` : "" })}
@@ -352,9 +353,9 @@ function Certificates({ path }) {
   return html`<div class="stack"><p class="faint">Each replica's log-probabilities were compared with the trainer's before the adapter was offered.</p>
     ${proofs.map((/** @type {any} */ { one, replica, proof }) => html`<section key=${one.id + replica} class="card"><header><h2><code>${model(one.id)}</code> on ${plain(replica)}</h2>
       ${h(Badge, { state: proof.passed ? "succeeded" : "failed", word: proof.passed ? "passed" : "failed" })}<span class="faint">step ${whole(one.step)}, ${h(Time, { time: one.created_at })}</span></header><dl class="facts">
-      ${h(Fact, { name: "Trainer and replica differ by", value: `${short(proof.parity?.engine_error_rms_nats)} nats`, hint: `at most ${short(proof.parity?.engine_error_limit_nats)}, over ${whole(proof.positions)} positions` })}
+      ${h(Fact, { name: "Trainer and replica differ by", value: `${short(proof.parity?.engine_error_rms_nats)} nats`, hint: `at most ${short(proof.parity?.engine_error_limit_nats)}, over ${counted(proof.positions, "position")}` })}
       ${h(Fact, { name: "The adapter changes", value: `${short(proof.effect_rms_nats)} nats`, hint: "against its base on the same replica" })}
-      ${h(Fact, { name: "Chat template", value: proof.template?.equal ? "the same tokens" : "differs", hint: proof.template ? `${whole(proof.template.chats?.length)} chats, ${whole(proof.template.tokens)} tokens` : "" })}
+      ${h(Fact, { name: "Chat template", value: proof.template?.equal ? "the same tokens" : "differs", hint: proof.template ? `${counted(proof.template.chats?.length, "chat")}, ${counted(proof.template.tokens, "token")}` : "" })}
       ${h(Fact, { name: "End tokens", value: proof.stop?.missed?.length ? "missed" : "stop the answer", hint: plain((proof.stop?.tokens || []).join(" "), 80) })}
       ${proof.tools && h(Fact, { name: "Tool calls", value: proof.tools.as_trained ? "parsed as trained" : "not parsed as trained", hint: plain(proof.tools.reason, 200) })}
       ${h(Fact, { name: "Base", value: plain(proof.base?.name), hint: `${plain(proof.base?.dtype)}, ${plain(proof.base?.digest).slice(0, 8)}…` })}</dl>
@@ -369,7 +370,7 @@ function Events({ events }) {
   const [most, setMost] = useState(200);
   if (!events) return h(Loading, {});
   const shown = events.filter((event) => isAll || event.type !== "metrics").reverse();
-  return html`<div class="stack"><div class="switches"><label><input type="checkbox" checked=${isAll} onChange=${() => setAll(!isAll)} /> losses too</label><span class="faint">${whole(shown.length)} events, newest first</span></div>
+  return html`<div class="stack"><div class="switches"><label><input type="checkbox" checked=${isAll} onChange=${() => setAll(!isAll)} /> losses too</label><span class="faint">${counted(shown.length, "event")}, newest first</span></div>
     ${h(EventTable, { events: shown.slice(0, most) })}
     ${shown.length > most && html`<p class="end"><button type="button" onClick=${() => setMost(most + 500)}>Show more</button></p>`}</div>`;
 }

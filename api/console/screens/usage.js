@@ -3,7 +3,7 @@ import { useEffect, useState } from "../vendor/preact-hooks.js";
 import { address, change, to } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
 import { ApiError, call, caller, succeed } from "../lib/client.js";
-import { exact, plain, size, whole } from "../lib/format.js";
+import { counted, exact, plain, size, whole } from "../lib/format.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { useIsShown } from "../parts/shown.js";
@@ -130,7 +130,7 @@ function System() {
       ${h(Fact, { name: "API", value: plain(caller.value.release) })}${h(Fact, { name: "Workers", value: releases.map((one) => plain(one, 40)).join(", ") || "–" })}</dl></section>
     ${h(Table, { title: "Workers", none: "No worker reports. Is one running?", columns: ["Device", "GPU memory", "Main memory", "Disk free", "Release", "Sandbox", "State"],
       rows: workers.data.data.map((/** @type {any} */ worker) => [
-        worker.device === "cuda" ? `${worker.devices} × ${plain(worker.device_name, 60)}` : `CPU, ${whole(worker.cores)} cores`,
+        worker.device === "cuda" ? `${worker.devices} × ${plain(worker.device_name, 60)}` : `CPU, ${counted(worker.cores, "core")}`,
         size(worker.memory_bytes), size(worker.host_bytes), worker.disk_bytes ? `${size(worker.disk_free_bytes)} of ${size(worker.disk_bytes)}${worker.disk_free_bytes < SHORT_OF_DISK * worker.disk_bytes ? ": nearly full" : ""}` : "–",
         plain(worker.release || "–", 40), plain(worker.sandbox || "–", 80), worker.fault ? html`<span class="different">${plain(worker.fault, 500)}</span>` : worker.gpu_fault ? plain(worker.gpu_fault, 500) : "takes jobs"]) })}
     ${h(Table, { title: "Replicas", none: "No replica is configured: models do not answer.", columns: ["Replica", "Base", "State", "In flight", "Last error"],

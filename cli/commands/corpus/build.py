@@ -12,7 +12,7 @@ import typer
 from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
 from cli.commands.corpus.table_options import describe_pull
-from cli.output import counted
+from shared.counted_nouns import counted
 from shared.errors import MensError
 
 

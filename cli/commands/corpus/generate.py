@@ -13,7 +13,7 @@ import typer
 
 from cli.client.connection import connect, fail, fail_with, note
 from cli.client.json_errors import note_json, wants_json
-from cli.output import counted
+from shared.counted_nouns import counted
 from shared.errors import MensError
 from shared.settings import Settings, read_settings
 

@@ -10,7 +10,8 @@ import typer
 
 from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
-from cli.output import counted, plain_console, print_table
+from cli.output import plain_console, print_table
+from shared.counted_nouns import counted
 from shared.errors import MensError
 
 if TYPE_CHECKING:

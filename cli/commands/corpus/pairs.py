@@ -9,7 +9,7 @@ import typer
 
 from cli.client.json_errors import note_json
 from cli.commands.corpus.stage_run import run_stage
-from cli.output import counted
+from shared.counted_nouns import counted
 
 if TYPE_CHECKING:
     from corpus.shards import ShardIndex

@@ -20,7 +20,8 @@ from cli.commands.corpus.table_options import (
     WatermarkOption,
     describe_pull,
 )
-from cli.output import counted, plain_console
+from cli.output import plain_console
+from shared.counted_nouns import counted
 
 
 def pull(

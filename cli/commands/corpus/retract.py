@@ -11,7 +11,8 @@ import typer
 from cli.client.connection import fail_with, note
 from cli.client.json_errors import note_json
 from cli.client.trained_adapters import AdaptersOption, adapters_by_digest
-from cli.output import counted, plain_console, printable
+from cli.output import plain_console, printable
+from shared.counted_nouns import counted
 from shared.errors import MensError
 
 SHOWN_KEYS = 5

@@ -177,7 +177,7 @@ class TableOptions:
 
 def describe_pull(report: PullReport, folder: Path) -> list[str]:
     """Return the lines that describe a pull."""
-    from cli.output import counted
+    from shared.counted_nouns import counted
 
     lines = [
         f"pulled {counted(report.rows, 'new row')} in {report.seconds:.1f} s; {folder} has {counted(report.total, 'row')}"

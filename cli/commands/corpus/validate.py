@@ -11,7 +11,8 @@ import typer
 from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
 from cli.client.uploads import refuse_other_file
-from cli.output import counted, plain_console
+from cli.output import plain_console
+from shared.counted_nouns import counted
 from shared.errors import MensError
 
 

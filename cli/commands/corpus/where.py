@@ -14,8 +14,9 @@ from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
 from cli.client.parents import find_or_read_manifest
 from cli.client.trained_adapters import AdaptersOption, adapters_by_digest
-from cli.output import counted, plain_console, printable
+from cli.output import plain_console, printable
 from corpus.provenance import SOURCES_SUFFIX, Provenance, read_provenance
+from shared.counted_nouns import counted
 from shared.errors import ArtifactInvalid, Code, MensError, NotFound
 from shared.hashing import digest_file
 

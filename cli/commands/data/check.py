@@ -19,12 +19,13 @@ from cli.client.json_errors import note_json
 from cli.client.remedies import with_file
 from cli.client.uploads import refuse_other_file, training_file
 from cli.options import TemplateArgument, parse_template_arguments
-from cli.output import counted, line_ranges, plain_console
+from cli.output import line_ranges, plain_console
 from shared.base_models.catalog import load_catalog
 from shared.contract.choices import DataMode, MethodType, ThoughtsRule
 from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import validation_split
 from shared.contract.sections import ContextFilter, DataSection
+from shared.counted_nouns import counted
 from shared.datasets.file_parts import reading_processes
 from shared.datasets.filters import RowFilter
 from shared.datasets.forms.recognition import method_of_file

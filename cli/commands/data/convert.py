@@ -20,7 +20,8 @@ from cli.conversion.file_report import ConversionReport
 from cli.conversion.outcomes import DropReason, RowOptions
 from cli.conversion.sources import FORMS_WITH_LINES
 from cli.options import existing_file
-from cli.output import counted, plain_console
+from cli.output import plain_console
+from shared.counted_nouns import counted
 from shared.datasets.forms.recognition import RowForm
 from shared.datasets.rows import RowCode
 from shared.errors import Code, InvalidRequest, MensError

@@ -14,7 +14,8 @@ from cli.client.completion import complete_base, complete_file
 from cli.client.connection import call, note
 from cli.client.id_prefixes import FILES
 from cli.client.json_errors import Json
-from cli.output import LEFT_OUT, counted, format_minute, format_size, print_table, printable, shorten_ids
+from cli.output import LEFT_OUT, format_minute, format_size, print_table, printable, shorten_ids
+from shared.counted_nouns import counted
 
 app = typer.Typer(no_args_is_help=True, help="Uploaded files: list, show, rows, delete.")
 FileId = Annotated[

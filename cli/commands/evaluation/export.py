@@ -14,7 +14,7 @@ import typer
 from cli.client.connection import note
 from cli.evaluation import runs as api
 from cli.evaluation.run_items import OutputItem, as_line
-from cli.output import counted
+from shared.counted_nouns import counted
 
 
 def export(

@@ -26,7 +26,8 @@ from cli.evaluation.run_items import PairedItems, pairs_between, pairs_within
 from cli.evaluation.run_page import SHOWN_ITEMS, print_comparison, print_run
 from cli.evaluation.served_models import base_of
 from cli.options import existing_file
-from cli.output import counted, format_minute, plain_console, print_table
+from cli.output import format_minute, plain_console, print_table
+from shared.counted_nouns import counted
 from shared.errors import MensError
 
 ENDED = ("completed", "failed", "canceled")

@@ -16,7 +16,8 @@ from cli.client.connection import call, fail
 from cli.client.id_prefixes import RECEIPTS, resolve_adapter_id
 from cli.client.json_errors import Json
 from cli.client.uploads import RequestUploads
-from cli.output import counted, format_minute, print_table
+from cli.output import format_minute, print_table
+from shared.counted_nouns import counted
 from shared.errors import Code, Conflict
 from shared.gate_outcome import GateStatus, overall_outcome
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cli.output import counted
 from shared.artifacts.merge_fidelity import shift_warning
+from shared.counted_nouns import counted
 from shared.preflight.types import Estimate, PlannedDevice, TrainingTime
 
 

@@ -13,7 +13,7 @@ from cli.client.id_prefixes import resolve_adapter_id
 from cli.commands.jobs.watch import watch_job
 from cli.export.handoff import HANDOFF_NAME
 from cli.export.original_merge import merge_original
-from cli.output import counted
+from shared.counted_nouns import counted
 from shared.errors import MensError
 
 

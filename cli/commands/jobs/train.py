@@ -42,12 +42,13 @@ from cli.options import (
     method_sections,
     parse_template_arguments,
 )
-from cli.output import counted, plain_console
+from cli.output import plain_console
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.choices import BaseQuant, DataMode
 from shared.contract.contracts import FineTuneContract
 from shared.contract.flat_keys import parse_contract
 from shared.contract.sections import DEFAULT_MODEL_ID
+from shared.counted_nouns import counted
 from shared.datasets.reader import count_lines
 from shared.errors import Code, MensError, NotFound
 from shared.preflight.servability import base_not_servable, rank_not_servable, rows_too_long

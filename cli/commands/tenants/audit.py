@@ -14,8 +14,9 @@ from cli.client.connection import call, fail, note
 from cli.client.json_errors import Json
 from cli.commands.aliases import describe_state
 from cli.commands.keys.commands import check_tenant
-from cli.output import counted, print_table
+from cli.output import print_table
 from cli.times import past_time
+from shared.counted_nouns import counted
 
 PATH = "/v1/audit"
 PAGE = 1000

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
+from shared.counted_nouns import counted
 from shared.database.adapters import NewAdapter, is_lent, register_adapters
 from shared.database.deletions import users_of, withdraw
 from shared.database.records import PARTS_WITH_TEXT
@@ -41,7 +42,7 @@ def take_back(session: Session, project: TenantName, adapter_id: str, now: datet
     if aliases or jobs:
         raise Conflict(
             Code.MODEL_IN_USE,
-            f"{row.id} is needed by {len(aliases)} aliases and {len(jobs)} unfinished jobs of the tenant {project!r}.",
+            f"{row.id} is needed by {counted(len(aliases), 'alias', 'aliases')} and {counted(len(jobs), 'unfinished job')} of the tenant {project!r}.",
             remedy="Ask that tenant to move its aliases and to wait for its jobs, or an operator to do it.",
             param="model",
         )

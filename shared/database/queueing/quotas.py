@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
+from shared.counted_nouns import counted
 from shared.database.connection import Database
 from shared.database.job_states import JobState
 from shared.database.queueing.gpu_time import MonthUse, minutes, month_use, next_month
@@ -107,7 +108,7 @@ def check_quota(session: Session, tenant: TenantName, hold: float, now: datetime
         if queued >= quota.queued_jobs:
             raise TooMany(
                 Code.QUEUED_JOBS_LIMITED,
-                f"The tenant {tenant!r} has {queued} jobs in the queue, and may have {quota.queued_jobs}.",
+                f"The tenant {tenant!r} has {counted(queued, 'job')} in the queue, and may have {quota.queued_jobs}.",
                 remedy="Wait until one has started, or cancel one; an operator can raise the quota.",
                 details={
                     "queued_jobs_limit": quota.queued_jobs,

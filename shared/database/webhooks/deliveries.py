@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import ColumnElement, Select, and_, delete, func, not_, or_, select
 from sqlalchemy.orm import Session
 
+from shared.counted_nouns import counted
 from shared.database.connection import Database
 from shared.database.tables.storable import storable
 from shared.database.tables.webhooks import WebhookDeliveryRow, WebhookEndpointRow
@@ -131,7 +132,7 @@ class Deliveries:
             took_something = endpoint.last_delivered_at is not None and endpoint.last_delivered_at >= row.created_at
             if row.is_test or took_something:
                 return None
-            reason = f"no delivery succeeded in {row.attempts} attempts since {row.created_at:%Y-%m-%d %H:%M} UTC: {row.last_error}"
+            reason = f"no delivery succeeded in {counted(row.attempts, 'attempt')} since {row.created_at:%Y-%m-%d %H:%M} UTC: {row.last_error}"
             disable(session, endpoint, reason[:500], now)
             return reason
 

@@ -12,6 +12,7 @@ import numpy as np
 from shared.contract.choices import MethodType
 from shared.contract.plan import MAX_RATED_WEIGHT
 from shared.contract.sections import PreferenceSection
+from shared.counted_nouns import counted
 from shared.datasets.duplicates import ExactIndex, Lines
 from shared.datasets.preferences.rated import RatedRecord
 from shared.datasets.preferences.rows import MAX_COMPARED_PAIRS, PairRecord, essence, fingerprint
@@ -143,11 +144,11 @@ def warnings(report: PreferenceReport, kind: str = "") -> list[str]:
     """Return notes on the pairs of a file; ``kind`` is ``"validation "`` for that file."""
     notes = []
     if report.contradicting:
-        share = f"{report.contradicting} of {report.pairs} {kind}pairs"
+        share = f"{report.contradicting} of {counted(report.pairs, f'{kind}pair')}"
         notes.append(f"{share} prefer the opposite of an earlier pair with the same prompt and answers.")
     if report.longer_chosen > LONGER_SHARE * report.pairs:
         notes.append(
-            f"In {report.longer_chosen} of {report.pairs} {kind}pairs the preferred answer is the longer one, so the model may learn to"
+            f"In {report.longer_chosen} of {counted(report.pairs, f'{kind}pair')} the preferred answer is the longer one, so the model may learn to"
             " prefer length. preference.loss sigmoid_norm compares means per token instead."
         )
     return notes

@@ -54,7 +54,7 @@ def test_the_system_turn_of_a_row_is_shown() -> None:
 
 def test_where_all_is_right_no_answer_is_shown() -> None:
     right = EVALUATION.model_copy(update={"sample_answers": (RIGHT,), "general_answers": ()})
-    assert lines(right, brief=True)[-1] == "         1 of 1 sample answers equal their reference"
+    assert lines(right, brief=True)[-1] == "         1 of 1 sample answer equal their reference"
 
 
 def test_the_whole_record_has_every_answer() -> None:

@@ -169,7 +169,7 @@ def test_data_report_names_what_is_not_used_and_what_is_converted(tmp_path: Path
     assert report.training.unused_keys == {"source": 1}
     assert report.warnings == [
         "Keys of rows that are not used: source (1).",
-        "1 rows have functions in OpenAI's older form, which are read as tools and their calls.",
+        "1 row has functions in OpenAI's older form, which are read as tools and their calls.",
         "Keys of validation rows that are not used: number (1).",
     ]
     assert report.notes[:3] == report.warnings

@@ -50,6 +50,14 @@ def test_of_pairs_it_says_which_answer_each_model_prefers():
     )
 
 
+def test_single_things_are_in_the_singular():
+    preferred = PreferredAnswers(reference="base", pairs=1, before=0, tuned=1, interval=None)
+    few = {"rows": 1, "rows_available": 1, "tokens": 1, "loss": None, "token_accuracy": None, "preferred": preferred}
+    rows, pairs, *_ = summarize(EVALUATION.model_copy(update=few))
+    assert rows == "1 of 1 held-out row; 1 supervised token"
+    assert "in 0 of 1 pair to the base and in 1 to the tuned model; better by 100.0 points" in pairs
+
+
 def test_rows_that_were_trained_on_are_called_so():
     first, *_ = summarize(EVALUATION.model_copy(update={"source": RowSource.TRAINING}))
     assert "training rows, because no others can be measured" in first

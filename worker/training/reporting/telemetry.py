@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from shared.counted_nouns import counted
 from worker.child_runtime import StopRequested
 from worker.run_folder import METRICS_NAME, PREFERENCE_METRICS, TELEMETRY_NAME
 from worker.training.metrics import Score, StepReport, finite, mean
@@ -49,7 +50,7 @@ class TrainingSummary:
 
     def __str__(self) -> str:
         pace = "" if self.ms_per_step is None else f", {self.ms_per_step:.1f} ms per step"
-        return f"{self.total_steps} steps, {self.total_tokens} tokens in {self.wall_secs:.1f} s{pace}"
+        return f"{counted(self.total_steps, 'step')}, {counted(self.total_tokens, 'token')} in {self.wall_secs:.1f} s{pace}"
 
 
 class Telemetry:
