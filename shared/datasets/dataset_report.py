@@ -42,6 +42,7 @@ class DatasetReport:
     Attributes:
         rows: valid rows.
         trainable_rows: valid rows that pass the filter.
+        warnings: the first rows that can be trained on, but hardly mean what they say; ``warnings_by_code`` counts all.
         unused_keys: rows by key that is not used, at most ``max_keys`` keys; keys of a turn as ``messages[].key``.
         conversions: rows by what was translated (``written_rows.py``).
         forms: bad lines by the form of another program that they are in.
@@ -53,6 +54,8 @@ class DatasetReport:
     error_count: int = 0
     errors: list[LineError] = field(default_factory=list)
     errors_by_code: Counter[str] = field(default_factory=Counter)
+    warnings: list[LineError] = field(default_factory=list)
+    warnings_by_code: Counter[RowCode] = field(default_factory=Counter)
     unused_keys: Counter[str] = field(default_factory=Counter)
     conversions: Counter[Conversion] = field(default_factory=Counter)
     forms: Counter[str] = field(default_factory=Counter)
@@ -74,6 +77,14 @@ class DatasetReport:
         if len(self.errors) < MAX_REPORTED_ERRORS:
             self.errors.append(LineError(line, error.reason, error.code, error.field))
 
+    def add_warning(self, line: int, warning: RowError | None) -> None:
+        """Note what is odd about a valid row; None: nothing is."""
+        if warning is None:
+            return
+        self.warnings_by_code[warning.code] += 1
+        if len(self.warnings) < MAX_REPORTED_ERRORS:
+            self.warnings.append(LineError(line, warning.reason, warning.code, warning.field))
+
     def extend(self, later: DatasetReport) -> None:
         """Add the findings on later lines of the same file."""
         self.rows += later.rows
@@ -81,6 +92,8 @@ class DatasetReport:
         self.error_count += later.error_count
         self.errors += later.errors[: MAX_REPORTED_ERRORS - len(self.errors)]
         self.errors_by_code.update(later.errors_by_code)
+        self.warnings += later.warnings[: MAX_REPORTED_ERRORS - len(self.warnings)]
+        self.warnings_by_code.update(later.warnings_by_code)
         self.conversions.update(later.conversions)
         self.forms.update(later.forms)
         for key, rows in later.unused_keys.items():

@@ -25,7 +25,7 @@ from shared.datasets.dataset_report import (
 from shared.datasets.field_conflicts import unused_fields
 from shared.datasets.filters import RowFilter, is_trainable
 from shared.datasets.forms.advice import advise
-from shared.datasets.forms.tools import refuse_foreign_tools
+from shared.datasets.forms.tools import refuse_foreign_tools, unlisted_call
 from shared.datasets.key_decoder import KeyDecoder
 from shared.datasets.row_validation import (
     BYTE_ORDER_MARK,
@@ -139,6 +139,7 @@ def read_records(
             refuse_foreign_tools(record)
             check_record(record, line)
             report.add_unused(unused_fields(record))
+            report.add_warning(number, unlisted_call(record))
         except FAILURES as failure:
             if record_in_other_form := _look_closely(number, line, failure, keys, report, quarantine):
                 yield number, record_in_other_form
@@ -172,6 +173,7 @@ def _look_closely(
         return None
     report.add_unused([*sorted(translated.unused_keys), *unused_fields(translated.record)])
     report.conversions.update(translated.conversions)
+    report.add_warning(number, unlisted_call(translated.record))
     return translated.record
 
 

@@ -31,7 +31,7 @@ from shared.datasets.preferences.reader import read_preferences
 from shared.datasets.preferences.rows import PairRecord
 from shared.datasets.reader import EVERYTHING, Hasher, open_data, read_records
 from shared.datasets.report_types import DataReport, FileReport, FormAdvice, Lengths, LinePair, LineProblem, Repeats
-from shared.datasets.rows import Record
+from shared.datasets.rows import Record, RowCode
 from shared.datasets.written_rows import Conversion
 from shared.errors import DatasetInvalid
 
@@ -356,6 +356,8 @@ def _file_report(path: Path, findings: _FileFindings) -> FileReport:
         error_count=report.error_count,
         errors_by_code=dict(report.errors_by_code.most_common()),
         errors=[LineProblem(line=e.line, code=e.code, field=e.field, reason=e.reason) for e in report.errors],
+        warnings_by_code=dict(report.warnings_by_code),
+        warnings=[LineProblem(line=e.line, code=e.code, field=e.field, reason=e.reason) for e in report.warnings],
         unused_keys=dict(report.unused_keys.most_common()),
         conversions=dict(report.conversions.most_common()),
         forms=dict(report.forms.most_common()),
@@ -409,6 +411,10 @@ def part_warnings(file: FileReport, kind: str = "") -> list[str]:
         f"{counted(rows, f'{kind}row has', f'{kind}rows have')} {CONVERTED[name]}."
         for name, rows in file.conversions.items()
     ]
+    if unlisted := file.warnings_by_code.get(RowCode.ROW_TOOL_NOT_LISTED):
+        first = next(warning for warning in file.warnings if warning.code is RowCode.ROW_TOOL_NOT_LISTED)
+        calls = counted(unlisted, f"{kind}row calls a tool that is", f"{kind}rows call tools that are")
+        notes.append(f"{calls} not among the row's own tools ({first.code}): in line {first.line}, {first.reason}.")
     notes += warnings(file.preferences, kind) if file.preferences else []
     return notes
 

@@ -14,7 +14,7 @@ class ReportPart(BaseModel):
 
 
 class LineProblem(ReportPart):
-    """One bad line; ``field`` is empty when the error is about the whole line."""
+    """One bad line, or a valid one with a warning; ``field`` is empty when it is about the whole line."""
 
     line: int
     code: RowCode
@@ -75,6 +75,7 @@ class RatedReport(ReportPart):
 class FileReport(ReportPart):
     """One file. ``rows`` are the valid ones; ``trainable_rows`` of them pass the filter.
 
+    ``warnings`` are the first valid rows that hardly mean what they say, and ``warnings_by_code`` counts all of them.
     ``difficulties`` counts the valid rows as they are labelled, ``trainable_difficulties`` the trainable ones as a
     curriculum counts them. ``unused_keys`` counts rows by key that is not used (of a turn: ``messages[].key``), and
     ``conversions`` rows by the part that is read in a form that differs from the written one. ``forms`` counts bad lines by the form
@@ -88,6 +89,8 @@ class FileReport(ReportPart):
     error_count: int
     errors_by_code: dict[str, int]
     errors: list[LineProblem]
+    warnings_by_code: dict[RowCode, int] = {}
+    warnings: list[LineProblem] = []
     unused_keys: dict[str, int] = {}
     conversions: dict[Conversion, int] = {}
     forms: dict[str, int] = {}

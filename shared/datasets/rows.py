@@ -53,6 +53,8 @@ class RowCode(StrEnum):
     ROW_METHOD_MISMATCH = "ROW_METHOD_MISMATCH"
     ROW_LABEL_INVALID = "ROW_LABEL_INVALID"
     ROW_LABEL_CONTRADICTS = "ROW_LABEL_CONTRADICTS"
+    ROW_TOOL_NOT_LISTED = "ROW_TOOL_NOT_LISTED"
+    """A warning, not a fault: OpenAI and TRL train such rows too."""
 
 
 class RowError(ValueError):

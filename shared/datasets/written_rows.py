@@ -35,6 +35,12 @@ WRITTEN_ROLES: tuple[str, ...] = get_args(WrittenRole)
 """Every role that a line may name."""
 KEYS_THAT_REFUSE = frozenset((*ROW_FLAGS, "history", *MEDIA))
 """Other keys of a row whose value may refuse it."""
+_ANTHROPIC_PARTS = {
+    "tool_use": "the call into the turn's `tool_calls`: {id, type: function, function: {name, arguments}}",
+    "tool_result": "the result as a turn of its own: {role: tool, tool_call_id, content}",
+    "thinking": "the thoughts into the turn's `reasoning_content`",
+}
+"""Parts of content that OpenAI's chats have elsewhere, and where."""
 _EMPTY = [msgspec.Raw(value) for value in (b"null", b'""', b"[]", b"{}")]
 """Values of a key without content, which need not be reported as unused."""
 
@@ -340,6 +346,8 @@ def _part_text(part: _Part, place: str) -> str:
     text = {"text": part.text, "refusal": part.refusal}.get(part.type)
     if text is None:
         reason = f"{place} is a part of type {part.type[:40]!r}; only parts with text can be trained on"
+        if part.type in _ANTHROPIC_PARTS:
+            reason = f"{place} is Anthropic's `{part.type}`; write {_ANTHROPIC_PARTS[part.type]}"
         raise RowError(RowCode.ROW_PART_UNSUPPORTED, reason, place)
     if part.text and part.refusal:
         raise _conflict(place, "it has content and a refusal")

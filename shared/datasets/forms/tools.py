@@ -46,6 +46,7 @@ _OTHER_PARAMETERS = (
     "schema",
 )
 """Names under which some programs write parameters, in none of the known forms."""
+MOST_NAMED = 3
 _UNUSABLE = re.compile(r"[\s\x00-\x1f\x7f\"<>\\]")
 """Characters with which a function's name would end too early where a model writes it in a call."""
 
@@ -141,6 +142,31 @@ def check_tools(tools: list[Tool]) -> None:
         names.add(name)
         if function.get("parameters") is not None:
             _check_parameters(function["parameters"], f"{place}.function.parameters")
+
+
+def unlisted_call(record: Record) -> RowError | None:
+    """Return the warning of a row's first learnt call of a tool that is not among the row's own tools.
+
+    Chats give a model its tools with each request, so such a call teaches it to invent one. A row without tools is not
+    judged: it may be for a model whose tools are always the same. OpenAI and TRL train both.
+    """
+    if not record.tools:
+        return None
+    names = {tool["function"]["name"] for tool in record.tools}
+    place, turns = ("messages", record.messages) if record.messages else ("turns", record.turns or [])
+    for index, turn in enumerate(turns):
+        for number, call in enumerate((turn.weight != 0 and turn.tool_calls) or ()):
+            name = call.get("function", call)["name"]
+            if name not in names:
+                field = f"{place}[{index}].tool_calls[{number}].function.name"
+                reason = f"{field} is {name[:40]!r}, and the row's tools are {_listed(sorted(names))}"
+                return RowError(RowCode.ROW_TOOL_NOT_LISTED, reason, field)
+    return None
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(repr(name[:40]) for name in names[:MOST_NAMED]) + more
 
 
 def _check_parameters(parameters: Any, field: str) -> None:

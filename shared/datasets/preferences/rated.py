@@ -45,7 +45,8 @@ def parse_rated(line: bytes) -> ParsedPreference:
     written = _read(row)
     [chat] = written.answered(labels_of(row), line)
     fields = {name: getattr(chat, name) for name in Record.__struct_fields__}
-    return ParsedPreference(RatedRecord(**fields, is_good=row[LABEL]), written.unused_keys(row))
+    rated = RatedRecord(**fields, is_good=row[LABEL])
+    return ParsedPreference(rated, written.unused_keys(row), written.warning_of(chat) if rated.is_good else None)
 
 
 def parse_rated_row(line: bytes, number: int) -> TrainingRow:

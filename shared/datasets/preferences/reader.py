@@ -50,6 +50,7 @@ def read_preferences(
                 next((piece for piece in stream if piece.endswith(b"\n")), None)
         else:
             report.add_unused(parsed.unused_keys)
+            report.add_warning(number, parsed.warning)
             yield number, parsed.record
 
 

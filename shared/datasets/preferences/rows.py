@@ -21,6 +21,7 @@ import msgspec
 
 from shared.datasets.forms.flags import FLAGS
 from shared.datasets.forms.recognition import RowForm, rates_its_answer, recognise
+from shared.datasets.forms.tools import unlisted_call
 from shared.datasets.row_validation import FAILURES, check_length, check_record, decode_strictly, explain
 from shared.datasets.rows import Labels, Message, Record, RowCode, RowError, TrainingRow, as_row
 from shared.datasets.written_rows import translate
@@ -67,10 +68,11 @@ class PairRecord(PreferenceRecord, frozen=True, gc=False, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ParsedPreference:
-    """A row of preferences, and the keys in it that have a value and no meaning here."""
+    """A row of preferences, the keys in it that have a value and no meaning here, and a warning about its answer to give."""
 
     record: PreferenceRecord
     unused_keys: list[str]
+    warning: RowError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,11 @@ class Written:
             raise RowError(RowCode.ROW_PROMPT_ENDS_WITH_ANSWER, reason, place)
         return [_record(self, side, labels, line) for side in self.answers]
 
+    def warning_of(self, chat: Record) -> RowError | None:
+        """Return the warning about the first answer, in its chat; earlier answers are not learnt."""
+        warning = unlisted_call(chat)
+        return warning and _located(warning, self, self.answers[0])
+
     def unused_keys(self, row: Row) -> list[str]:
         """Return the keys of the row that have a value and no meaning."""
         return [key for key in row if key not in self.used and key not in LABELS and row[key] not in _EMPTY]
@@ -141,7 +148,9 @@ def parse_pair(line: bytes) -> ParsedPreference:
     if essence(chosen.conversation()[-1]) == essence(rejected.conversation()[-1]):
         raise _equal(written.answers[1].field)
     fields = {name: getattr(chosen, name) for name in Record.__struct_fields__}
-    return ParsedPreference(PairRecord(**fields, rejected=rejected), written.unused_keys(row))
+    # The other answer may be rejected for its call.
+    pair = PairRecord(**fields, rejected=rejected)
+    return ParsedPreference(pair, written.unused_keys(row), written.warning_of(chosen))
 
 
 def labels_of(row: Row) -> Row:

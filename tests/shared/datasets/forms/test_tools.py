@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.datasets.reader import DatasetReport, read_rows
+from shared.datasets.report import inspect_file
 from shared.datasets.rows import RowCode, TrainingRow
 from shared.tokenization.served_form import plain_messages, served_tools
 from tests.support.invalid_rows import ANSWER, USER, chat
@@ -177,3 +179,51 @@ def test_any_tools_are_served_ones_or_a_coded_error(tools: list[Any], call: dict
     second = list(read_rows([line], again))
     assert second[0].tools == row.tools
     assert not set(again.conversions) - {"nulls of a merged schema"}
+
+
+# -- calls of tools that the row does not list, and Anthropic's parts ----------------------------------------------------
+
+
+def test_call_of_a_tool_that_the_row_does_not_list_is_a_warning_with_its_place(tmp_path: Path) -> None:
+    def called(name: str, **more: Any) -> dict[str, Any]:
+        call = {"id": "1", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        return {"role": "assistant", "content": None, "tool_calls": [call], **more}
+
+    result = {"role": "tool", "content": "ok", "tool_call_id": "1"}
+    rows = [
+        chat(USER, called("f"), tools=[SERVED]),
+        chat(USER, called("f"), result, called("g\u202e"), tools=[SERVED]),
+        chat(USER, called("g"), tools=[{"name": "f", "input_schema": SCHEMA}]),
+        chat(USER, called("g", weight=0), result, ANSWER, tools=[SERVED]),
+        chat(USER, called("g")),
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\n".join(rows))
+    report = inspect_file(path)
+    assert report.usable
+    assert [(one.line, one.code, one.field) for one in report.training.warnings] == [
+        (2, "ROW_TOOL_NOT_LISTED", "messages[3].tool_calls[0].function.name"),
+        (3, "ROW_TOOL_NOT_LISTED", "messages[1].tool_calls[0].function.name"),
+    ]
+    assert report.training.warnings_by_code == {"ROW_TOOL_NOT_LISTED": 2}
+    assert (
+        "2 rows call tools that are not among the row's own tools (ROW_TOOL_NOT_LISTED): in line 2, "
+        r"messages[3].tool_calls[0].function.name is 'g\u202e', and the row's tools are 'f'."
+    ) in report.warnings
+
+
+@pytest.mark.parametrize(
+    ("part", "way"),
+    [
+        ({"type": "tool_use", "id": "1", "name": "f", "input": {}}, "the turn's `tool_calls`: {id, type: function,"),
+        ({"type": "tool_result", "tool_use_id": "1", "content": "ok"}, "a turn of its own: {role: tool, tool_call_id,"),
+        ({"type": "thinking", "thinking": "x", "signature": "y"}, "the turn's `reasoning_content`"),
+    ],
+)
+def test_part_of_anthropic_is_refused_with_its_form_and_the_way_out(part: dict[str, Any], way: str) -> None:
+    report = DatasetReport()
+    assert not list(read_rows([chat({"role": "user", "content": [part]}, ANSWER)], report))
+    [error] = report.errors
+    assert (error.code, error.field) == (RowCode.ROW_PART_UNSUPPORTED, "messages[0].content[0]")
+    assert f"is Anthropic's `{part['type']}`; write" in error.reason
+    assert way in error.reason

@@ -105,3 +105,25 @@ def test_report_counts_rated_answers(tmp_path: Path) -> None:
     found = inspect_file(write(tmp_path, *RATED, rated_row()), method=MethodType.KTO).training
     assert found.rated is not None
     assert (found.rows, found.rated.good, found.rated.bad, found.preferences) == (17, 9, 8, None)
+
+
+def test_an_unlisted_call_is_a_warning_of_the_answer_to_give_alone(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+
+    def called(name: str) -> dict[str, object]:
+        call = {"id": "1", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+    def pair(chosen: str, rejected: str) -> dict[str, object]:
+        prompt = [{"role": "user", "content": "a"}]
+        return {"prompt": prompt, "tools": tools, "chosen": [called(chosen)], "rejected": [called(rejected)]}
+
+    found = inspect_file(write(tmp_path, pair("f", "g"), pair("g", "f")), method=MethodType.DPO).training
+    place = "chosen[0].tool_calls[0].function.name"
+    assert [(one.line, one.code, one.field) for one in found.warnings] == [(2, "ROW_TOOL_NOT_LISTED", place)]
+    chats = [
+        {"messages": [{"role": "user", "content": str(good)}, called("g")], "tools": tools, "label": good}
+        for good in (False, True)
+    ]
+    found = inspect_file(write(tmp_path, *chats), method=MethodType.KTO).training
+    assert [(one.line, one.field) for one in found.warnings] == [(2, "messages[1].tool_calls[0].function.name")]
