@@ -109,6 +109,7 @@ sbom: $(patsubst %,$(SBOMS)/%.cdx.json,api worker worker-cpu serving serving-cpu
 $(SBOMS)/%.cdx.json: locks/%.lock pyproject.toml $(BUILD_TOOLS)/.installed
 	@mkdir -p $(@D)
 	@$(BUILD_TOOLS)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible $(SBOM_FLAGS) -o $@ $<
+	@test $* != api || $(PYTHON) -m scripts.console_components $@ api/console/vendor/vendored.json
 
 # An environment for tools: what one lock has, and nothing else. A list of targets, because make deletes what a pattern alone makes on the way.
 $(SITE_TOOLS)/.installed $(BUILD_TOOLS)/.installed: .cache/%-tools/.installed: locks/%.lock
