@@ -11,6 +11,7 @@ from pydantic_settings import NoDecode
 
 from shared.database.overview.costs import Prices
 from shared.database.tenancy import LARGEST_LIMIT, MOST_TOKENS, FileQuota, KeyLimits, Role, TenantName
+from shared.http_retry import authorities
 from shared.settings import AdapterRetentionSettings
 
 NameList = Annotated[
@@ -55,6 +56,10 @@ class ApiSettings(AdapterRetentionSettings):
     oidc_client_id: str = Field("", description="Name of this installation at the identity provider.")
     oidc_client_secret: SecretStr = Field(
         SecretStr(""), description="Its secret there; empty: a public client, which PKCE alone protects."
+    )
+    oidc_ca_bundle: str = Field(
+        "",
+        description="Certificate authorities that the provider's certificate is checked against, in place of the public ones: a file in PEM form, or its text.",
     )
     oidc_scopes: str = Field(
         "openid profile email",
@@ -172,6 +177,12 @@ class ApiSettings(AdapterRetentionSettings):
             raise ValueError("MENS_OIDC_ISSUER needs MENS_OIDC_CLIENT_ID and MENS_OIDC_RULES too")
         if not all("!" <= character <= "~" for character in self.oidc_client_secret.get_secret_value()):
             raise ValueError("MENS_OIDC_CLIENT_SECRET has a space, a line break or a letter that is not ASCII")
+        try:
+            authorities(self.oidc_ca_bundle)
+        except (OSError, ValueError) as error:  # an SSLError is an OSError
+            raise ValueError(
+                f"MENS_OIDC_CA_BUNDLE is neither a readable file of certificates in PEM form nor their text: {error}"
+            ) from None
         return self
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ which have clients and retries of their own, and the hub's, whose client retries
 from __future__ import annotations
 
 import random
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,13 +24,20 @@ Outcome = httpx.Response | httpx.RequestError
 
 
 def keyed_client(
-    url: str = "", key: str = "", *, read_seconds: float, connect_seconds: float = 10.0, connections: int = 100
+    url: str = "",
+    key: str = "",
+    *,
+    read_seconds: float,
+    connect_seconds: float = 10.0,
+    connections: int = 100,
+    tls: ssl.SSLContext | None = None,
 ) -> httpx.Client:
     """Return a client without the environment's proxies and password files, which must not get or replace the key.
 
     Args:
         key: sent as a bearer token; empty: none.
         connections: most connections at once.
+        tls: how the server's certificate is checked; None: against the public certificate authorities.
     """
     return httpx.Client(
         base_url=url,
@@ -37,7 +45,24 @@ def keyed_client(
         timeout=httpx.Timeout(read_seconds, connect=min(connect_seconds, read_seconds)),
         limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
         trust_env=False,
+        verify=tls or True,
     )
+
+
+def authorities(bundle: str) -> ssl.SSLContext | None:
+    """Return how a server's certificate is checked against private certificate authorities; None: public ones count.
+
+    Args:
+        bundle: a file of certificates in PEM form, or its text; empty: none.
+
+    Raises:
+        OSError: the file cannot be read, or has no certificate. ValueError: the text has none, or the path a NUL character.
+    """
+    bundle = bundle.strip()
+    if not bundle:
+        return None
+    is_text = bundle.startswith("-----BEGIN")
+    return ssl.create_default_context(cafile=None if is_text else bundle, cadata=bundle if is_text else None)
 
 
 def is_temporary(outcome: Outcome) -> bool:

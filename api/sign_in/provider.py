@@ -22,7 +22,7 @@ import httpx
 from api.settings import ApiSettings
 from shared.database.callers.sign_ins import PendingSignIn
 from shared.errors import Code, MensError, Unauthenticated, Unavailable
-from shared.http_retry import describe_outcome, is_temporary, keyed_client
+from shared.http_retry import authorities, describe_outcome, is_temporary, keyed_client
 
 ALGORITHMS = ("RS256", "PS256", "ES256", "EdDSA")
 """Signatures that are accepted: by a private key of the provider only, so neither ``none`` nor one by a shared secret."""
@@ -49,7 +49,12 @@ class IdentityProvider:
     def __init__(self, settings: ApiSettings) -> None:
         self._issuer, self._client_id = settings.oidc_issuer, settings.oidc_client_id
         self._secret, self._scopes = settings.oidc_client_secret.get_secret_value(), settings.oidc_scopes
-        self._http = keyed_client(read_seconds=READ_SECONDS, connect_seconds=READ_SECONDS, connections=8)
+        self._http = keyed_client(
+            read_seconds=READ_SECONDS,
+            connect_seconds=READ_SECONDS,
+            connections=8,
+            tls=authorities(settings.oidc_ca_bundle),
+        )
         self._discovering = threading.Lock()
         self._found: tuple[float, dict[str, Any] | MensError] | None = None
         self._last_metadata: dict[str, Any] = {}

@@ -49,7 +49,8 @@ def test_hadolint_finds_nothing(root: Path, tier: str) -> None:
 def test_image_holds_its_own_tier_and_shared_only(root: Path, tier: str) -> None:
     found = instructions(root, tier)
     locks = {f"locks/{lock}.lock" for lock in {*LOCKS[tier], "build"}}
-    assert copied(found) == {f"{tier}/", "shared/", "pyproject.toml", "LICENSE", *locks}
+    listed = {"scripts/console_components.py", "api/console/vendor/vendored.json"} if tier == "api" else set()
+    assert copied(found) == {f"{tier}/", "shared/", "pyproject.toml", "LICENSE", *locks, *listed}
     assert copied(last_stage(found)) == {f"{tier}/", "shared/"}
 
 
@@ -155,7 +156,8 @@ def test_build_context_is_an_allow_list(root: Path) -> None:
     lines = [line for line in (root / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*"
     allowed = {line.removeprefix("!").rstrip("/") for line in lines if line.startswith("!")}
-    assert allowed == {"api", "worker", "serving", "shared", "locks", "pyproject.toml", "LICENSE"}
+    folders, files = {"api", "worker", "serving", "shared", "locks"}, {"pyproject.toml", "LICENSE"}
+    assert allowed == folders | files | {"scripts/console_components.py"}
 
 
 @pytest.mark.parametrize(

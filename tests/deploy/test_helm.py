@@ -378,11 +378,13 @@ def test_trusted_proxies_reach_the_api(chart: Chart) -> None:
 
 def test_single_sign_on_reaches_the_api_with_its_secret_and_rules(chart: Chart) -> None:
     rules = [{"group": "ml, acme", "tenant": "acme", "role": "trainer"}]
-    oidc = {"issuer": "https://id.example", "clientId": "mens", "rules": rules}
+    bundle = "-----BEGIN CERTIFICATE-----\nMII=\n-----END CERTIFICATE-----\n"
+    oidc = {"issuer": "https://id.example", "clientId": "mens", "rules": rules, "caBundle": bundle}
     values = {**MINIMAL, "secret": {**MINIMAL["secret"], "oidcClientSecret": "hush"}, "api": {"oidc": oidc}}
     found = environment(dict(pods(chart.render(values)))["api"])
     assert (found["MENS_OIDC_ISSUER"], found["MENS_OIDC_CLIENT_ID"]) == ("https://id.example", "mens")
     assert json.loads(found["MENS_OIDC_RULES"]) == rules
+    assert found["MENS_OIDC_CA_BUNDLE"] == bundle
     assert found["MENS_OIDC_CLIENT_SECRET"]["secretKeyRef"]["key"] == "MENS_OIDC_CLIENT_SECRET"
     assert not [name for name in environment(dict(pods(chart.render(MINIMAL)))["api"]) if "OIDC" in name]
 

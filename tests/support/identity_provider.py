@@ -7,10 +7,11 @@ import hashlib
 import hmac
 import json
 import secrets
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -136,8 +137,8 @@ def send(handler: BaseHTTPRequestHandler, status: int, value: Any, **headers: st
 
 
 @contextmanager
-def stand_in_provider() -> Iterator[StandInProvider]:
-    """A provider that answers until the block ends."""
+def stand_in_provider(tls: ssl.SSLContext | None = None) -> Iterator[StandInProvider]:
+    """A provider that answers until the block ends, by HTTPS if it has a certificate."""
     provider = StandInProvider()
 
     class ProviderHandler(BaseHTTPRequestHandler):
@@ -146,11 +147,18 @@ def stand_in_provider() -> Iterator[StandInProvider]:
 
         do_GET = do_POST = _respond
 
+        def handle(self) -> None:
+            with suppress(ssl.SSLError, ConnectionError):  # a client that does not trust the certificate
+                super().handle()
+
         def log_message(self, *_: object) -> None:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), ProviderHandler) as server:
-        provider.url = f"http://127.0.0.1:{server.server_address[1]}"
+        if tls:
+            # The handshake is left to the thread of the connection: one that fails must not end the loop.
+            server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        provider.url = f"http{'s' * bool(tls)}://127.0.0.1:{server.server_address[1]}"
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         try:
             yield provider

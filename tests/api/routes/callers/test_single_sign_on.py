@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import ssl
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import ValidationError
 
 from api.services import make_services
 from api.settings import ApiSettings, SignInRule
@@ -449,3 +453,40 @@ def test_failure_is_remembered_for_moments(person: TestClient, provider: StandIn
     provider.replies[DISCOVERY] = lambda to: send(to, 503, {})
     assert [begin(person).status_code for _ in range(3)] == [503] * 3
     assert provider.asked == [DISCOVERY]
+
+
+# -- a private certificate authority -------------------------------------------------------------------------------------
+
+
+def test_private_authority_counts_for_the_provider_in_place_of_the_public_ones(
+    sso: ApiSettings, app: Any, tmp_path: Path
+) -> None:
+    authority, request, certificate, names = (tmp_path / name for name in ("ca.pem", "request", "cert.pem", "names"))
+    keys = [tmp_path / name for name in ("ca.key", "cert.key")]
+    names.write_text("subjectAltName=IP:127.0.0.1\n")
+    curve = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
+    for made in (
+        f"req -x509 {curve} -days 2 -subj /CN=authority -keyout {keys[0]} -out {authority}",
+        f"req {curve} -subj /CN=provider -keyout {keys[1]} -out {request}",
+        f"x509 -req -in {request} -CA {authority} -CAkey {keys[0]} -set_serial 2 -days 2 -extfile {names} -out {certificate}",
+    ):
+        subprocess.run(["openssl", *made.split()], check=True, capture_output=True)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, keys[1])
+    with stand_in_provider(tls) as provider:
+        for bundle in ("", str(authority), authority.read_text()):
+            found = {**sso.model_dump(), "oidc_issuer": provider.url, "oidc_ca_bundle": bundle}
+            services = make_services(ApiSettings.model_validate(found), job_queue=FakeJobQueue())
+            with TestClient(application_of(services)) as client:
+                if bundle:
+                    assert sign_in(client, provider).status_code == 201
+                else:
+                    assert code_of(begin(client)) == (503, "SIGN_IN_PROVIDER_UNAVAILABLE")
+
+
+@pytest.mark.parametrize(
+    "bundle", ["/nowhere/ca.pem", "-----BEGIN CERTIFICATE-----\nMII=\n-----END CERTIFICATE-----", __file__]
+)
+def test_bundle_without_a_certificate_is_refused_at_the_start(sso: ApiSettings, bundle: str) -> None:
+    with pytest.raises(ValidationError, match="MENS_OIDC_CA_BUNDLE is neither"):
+        ApiSettings.model_validate({**sso.model_dump(), "oidc_ca_bundle": bundle})
