@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import csv
-import io
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, closing
 from datetime import UTC, date, datetime
-from typing import Annotated, Any, TypeVar
+from functools import partial
+from io import TextIOWrapper
+from tempfile import TemporaryFile
+from typing import IO, Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Query, Response
+from fastapi.responses import StreamingResponse
 from pydantic import BeforeValidator
 
 from api.errors import ErrorAnswer, declared
@@ -20,6 +24,7 @@ from shared.database.overview.costs import COST_GROUPS, CostGroup, CostLine, Cos
 from shared.database.tenancy import Role
 from shared.database.usage import GROUPS, Period, UsageLine
 from shared.errors import Code, Forbidden, InvalidRequest
+from shared.host import disk_errors
 
 router = APIRouter(prefix="/v1/usage", tags=["usage"])
 
@@ -27,6 +32,7 @@ DEFAULT_DAYS = 30
 Known = TypeVar("Known", bound=str)
 CSV = "text/csv"
 MOST_CSV_LINES = 100_000
+PART_BYTES = 1 << 16
 COST_ANSWERS: dict[int | str, dict[str, Any]] = {
     **declared(ErrorAnswer),
     200: {
@@ -119,29 +125,50 @@ async def costs(
         return page_of(reader.lines(payer, period, groups, after=after, limit=limit), limit)
 
     def read_table() -> Response:
-        lines = reader.lines(payer, period, groups, limit=MOST_CSV_LINES)
-        if len(lines) > MOST_CSV_LINES:
-            raise InvalidRequest(
-                Code.REQUEST_INVALID,
-                f"The period has more than {MOST_CSV_LINES} lines.",
-                remedy="Ask for fewer days, or group by fewer fields.",
-                param="from",
-            )
-        return Response(_as_csv(groups, lines), media_type=CSV, headers={"Vary": "Accept"})
+        # It has no name, so it ends with the response, however that ends. /tmp may be memory.
+        with disk_errors(), ExitStack() as on_failure:
+            table = on_failure.enter_context(TemporaryFile(dir=services.settings.home))
+            with closing(reader.each_line(payer, period, groups, limit=MOST_CSV_LINES)) as lines:
+                _write_csv(groups, lines, table)
+            headers = {"Vary": "Accept", "Content-Length": str(table.tell())}
+            on_failure.pop_all()
+        return StreamingResponse(_parts(table), media_type=CSV, headers=headers)
 
-    # Each page adds up the whole period, as the table does.
+    # Each page adds up the whole period, as the table does. A slow client gets the table from the file: meanwhile it holds
+    # neither the turn nor a connection to the database.
     return await services.curve_turns.run(caller.tenant, read_table if is_csv else read_page)
 
 
-def _as_csv(groups: Iterable[CostGroup], lines: Iterable[CostLine]) -> str:
+def _write_csv(groups: Iterable[CostGroup], lines: Iterable[CostLine], table: IO[bytes]) -> None:
+    """Write the lines into a file, which stays open.
+
+    Raises:
+        InvalidRequest: ``REQUEST_INVALID``: they are more than ``MOST_CSV_LINES``.
+    """
     names = {"day": "day", "tenant": "tenant", "key": "key_name", "base": "base"}
     left_out = {"id", *names.values()} - {names[group] for group in groups}
     columns = [name for name in CostLine.model_fields if name not in left_out]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_cell(getattr(line, name)) for name in columns] for line in lines)
-    return text.getvalue()
+    text = TextIOWrapper(table, "utf-8", newline="")
+    try:
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        for number, line in enumerate(lines):
+            if number == MOST_CSV_LINES:
+                raise InvalidRequest(
+                    Code.REQUEST_INVALID,
+                    f"The period has more than {MOST_CSV_LINES} lines.",
+                    remedy="Ask for fewer days, or group by fewer fields.",
+                    param="from",
+                )
+            writer.writerow([_cell(getattr(line, name)) for name in columns])
+    finally:
+        text.detach()
+
+
+def _parts(table: IO[bytes]) -> Iterator[bytes]:
+    with table:
+        table.seek(0)
+        yield from iter(partial(table.read, PART_BYTES), b"")
 
 
 def _cell(value: object) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
@@ -38,6 +38,7 @@ COST_GROUPS: tuple[CostGroup, ...] = ("day", "tenant", "key", "base")
 MILLION = Decimal(1_000_000)
 HOUR = Decimal(3600)
 SMALLEST = Decimal("0.0001")
+ROWS_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,16 @@ class Costs:
         Raises:
             InvalidRequest: ``REQUEST_INVALID``: ``after`` is not an id of such a line.
         """
+        return list(self.each_line(payer, period, group_by, after=after, limit=limit))
+
+    def each_line(
+        self, payer: Payer, period: Period, group_by: Sequence[CostGroup], *, after: str | None = None, limit: int = 100
+    ) -> Generator[CostLine, None, None]:
+        """Yield what :meth:`lines` returns, some hundred at a time; a connection is in use until the last one.
+
+        Raises:
+            InvalidRequest: as :meth:`lines`.
+        """
         groups = [group for group in COST_GROUPS if group in group_by]
         used = union_all(_tokens(payer, period), _gpu_time(payer, period, is_sqlite=self._db.is_sqlite)).subquery()
         columns = [used.c[group] for group in groups]
@@ -127,7 +138,8 @@ class Costs:
         # Without columns to group by, a sum over no rows would still be one line.
         query = query.group_by(*columns).having(func.count() > 0).order_by(*columns).limit(limit + 1)
         with self._db.read() as session:
-            return [self._line(groups, row._asdict()) for row in session.execute(query)]
+            for row in session.execute(query, execution_options={"yield_per": ROWS_AT_ONCE}):
+                yield self._line(groups, row._asdict())
 
     def _line(self, groups: Sequence[CostGroup], row: Mapping[str, Any]) -> CostLine:
         prices, parts = self._prices, {group: str(row[group]) for group in groups}

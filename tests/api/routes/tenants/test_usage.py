@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from anyio import CapacityLimiter
@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
 from api.data_view import tenant_turns
+from api.routes.tenants import usage as usage_routes
 from api.settings import ApiSettings
 from shared.database.callers.key_records import Key
 from shared.database.tenancy import KeyLimits, Role
@@ -186,6 +187,37 @@ def test_costs_as_a_table_calculate_nothing(anonymous: TestClient, app: FastAPI)
         "key_name,base,attempts,gpu_minutes,requests,prompt_tokens,cached_tokens,completion_tokens,gpu_cost,token_cost,currency\n"
         '"\'=HYPERLINK(""x"")",tiny,0,0.0,1,10,4,2,,,\n'
     )
+
+
+def test_table_of_costs_leaves_turn_and_database_before_it_is_sent(
+    anonymous: TestClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow client reads from a file without a name; nothing of the table but a part is in memory."""
+    services = app.state.services
+    key, secret = services.keys.create("reader", "acme")
+    services.usage.add(
+        {UsageAccount(TODAY.isoformat(), key.id, f"base-{n:03}", "acme"): Amount(1, 1, 0, 1) for n in range(40)}
+    )
+    monkeypatch.setattr(usage_routes, "PART_BYTES", 100)
+    held: list[tuple[int, int]] = []
+    parts = usage_routes._parts
+
+    def watched(table: IO[bytes]) -> Iterator[bytes]:
+        for part in parts(table):
+            held.append((services.database.engine.pool.checkedout(), len(part)))
+            yield part
+
+    monkeypatch.setattr(usage_routes, "_parts", watched)
+    headers = {"Authorization": f"Bearer {secret}", "Accept": "text/csv"}
+    answer = anonymous.get("/v1/usage/costs", params={"group_by": "base"}, headers=headers)
+    assert [line.split(",")[0] for line in answer.text.splitlines()] == ["base", *(f"base-{n:03}" for n in range(40))]
+    assert int(answer.headers["content-length"]) == len(answer.content) > 1_000
+    assert len(held) > 10
+    assert max(held) <= (0, 100)
+    assert services.curve_turns._all.borrowed_tokens == 0
+    monkeypatch.setattr(usage_routes, "MOST_CSV_LINES", 39)
+    refused = anonymous.get("/v1/usage/costs", params={"group_by": "base"}, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "from")
 
 
 def test_costs_wait_for_their_turn(app: FastAPI, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
