@@ -5,12 +5,14 @@ CUDA.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 
 from shared.gpus.driver import chosen_gpus, query_gpus
 from shared.gpus.usable import find_gpus
 from shared.host import allowed_cores, allowed_memory
 from shared.preflight.types import Machine, ServingLimits
+from shared.settings import TrainerShareSettings, read_settings
 
 ORIGIN = "this machine"
 
@@ -25,12 +27,35 @@ def this_machine(
         vram_bytes: memory of a GPU that may be elsewhere; None: that of the smallest GPU of this machine.
         origin: source of ``device``.
         limits: limits of the serving tier.
+
+    Raises:
+        InvalidRequest: ``SETTINGS_INVALID``: the share of the GPU's memory that is the trainer's.
     """
-    if device == "auto" and not vram_bytes:
-        return _found(origin, limits)
     if device == "cpu":
         return _cpu(origin, limits)
-    memory, name = (vram_bytes, "") if vram_bytes else _drivers_gpu()
+    if vram_bytes:
+        return Machine("cuda", vram_bytes=vram_bytes, origin=origin, limits=limits)
+    share = read_settings(TrainerShareSettings).trainer_gpu_share
+    machine = _found(origin, limits) if device == "auto" else _driven(origin, limits)
+    return replace(machine, vram_bytes=int(share * machine.vram_bytes)) if machine.vram_bytes else machine
+
+
+def share_note(machine: Machine) -> str | None:
+    """Return a note if a machine's whole GPU is planned for, because no setting says how much of it is the trainer's.
+
+    Args:
+        machine: :func:`this_machine`, with the memory of its own GPU.
+    """
+    if not machine.vram_bytes or "trainer_gpu_share" in read_settings(TrainerShareSettings).model_fields_set:
+        return None
+    return (
+        "Planned for the whole GPU. If a replica is to have a part of it, as under `mens up` with one GPU, set the trainer's share, "
+        "e.g. MENS_TRAINER_GPU_SHARE=0.4."
+    )
+
+
+def _driven(origin: str, limits: ServingLimits | None) -> Machine:
+    memory, name = _drivers_gpu()
     return Machine("cuda", vram_bytes=memory, device_name=name, origin=origin, limits=limits)
 
 

@@ -177,6 +177,17 @@ class Settings(BaseSettings):
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
+class TrainerShareSettings(Settings):
+    """The trainer's part of a GPU. Worker and trainer keep to it, and the command line plans for it."""
+
+    trainer_gpu_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Share of a GPU's memory that is the trainer's; the rest belongs to a replica on the same GPU.",
+    )
+
+
 class AdapterRetentionSettings(Settings):
     """How long adapters are kept. The worker tier deletes them; the API says when."""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode
 
-from shared.settings import RetentionSettings
+from shared.settings import RetentionSettings, TrainerShareSettings
 
 
 class TrackerName(StrEnum):
@@ -40,7 +40,7 @@ TrackerNames = Annotated[
 ]
 
 
-class WorkerSettings(RetentionSettings):
+class WorkerSettings(TrainerShareSettings, RetentionSettings):
     """Settings of a worker; `shared/settings.py` has the settings that all tiers share."""
 
     lease_seconds: float = Field(
@@ -91,13 +91,6 @@ class WorkerSettings(RetentionSettings):
     # Read by the trainer too.
     shard_base: Literal["auto", "always"] = Field(
         "auto", description="always: several processes shard the frozen base even if it would fit whole."
-    )
-    # Read by the trainer too.
-    trainer_gpu_share: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="Share of a GPU's memory that is the trainer's; the rest belongs to a replica on the same GPU.",
     )
     signing_key: Path | None = Field(
         None,

@@ -29,7 +29,7 @@ from cli.options import (
 )
 from cli.output import plain_console
 from cli.standalone.base_facts import measured_rate
-from cli.this_machine import ORIGIN, this_machine
+from cli.this_machine import ORIGIN, share_note, this_machine
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder, load_catalog
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.choices import DEVICE_NAMES, BaseQuant, DataMode, Device, MethodType
@@ -162,6 +162,8 @@ def plan(
             machine,
             _input(replay) if replay else None,
         )
+        if not memory and (note := share_note(machine)):
+            checked = checked.model_copy(update={"notes": [*checked.notes, note]})
     except MensError as error:
         data_files = {"data.train_file": file, "data.validation_file": validation, "data.replay_file": replay}
         if about := data_files.get(error.param or ""):

@@ -272,6 +272,23 @@ def test_usable_gpu_is_planned_for_with_its_memory(
     assert found["device"] == {"device": "cuda", "source": "this machine"}
     assert found["precision"]["precision"] == "bfloat16"
     assert found["precision"]["room_bytes"] == pytest.approx(0.7225 * mebibytes * 2**20, rel=1e-3)
+    assert "MENS_TRAINER_GPU_SHARE=0.4" in found["notes"][-1]
+
+
+def test_share_of_the_gpu_is_planned_for_and_the_whole_one_is_named(
+    base: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pretend(MACHINES["new driver"], tmp_path / "gpu", monkeypatch)
+    plan = ["plan", str(rows), "--model", str(base), "--json"]
+    monkeypatch.setenv("MENS_TRAINER_GPU_SHARE", "0.4")
+    shared = json.loads(runner.invoke(app, plan).output)
+    assert shared["precision"]["room_bytes"] == pytest.approx(0.4 * 0.7225 * 24564 * 2**20, rel=1e-3)
+    assert not [note for note in shared["notes"] if "whole GPU" in note]
+    monkeypatch.setenv("MENS_TRAINER_GPU_SHARE", "2")
+    assert "MENS_TRAINER_GPU_SHARE" in runner.invoke(app, plan[:-1]).output
+    monkeypatch.delenv("MENS_TRAINER_GPU_SHARE")
+    elsewhere = json.loads(runner.invoke(app, [*plan, "--vram-gb", "16"]).output)
+    assert not [note for note in elsewhere["notes"] if "whole GPU" in note]
 
 
 @pytest.mark.parametrize(
