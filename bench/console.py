@@ -1,10 +1,12 @@
-"""The web console (goals W1 to W9): bytes, times and processor of its pages, next to MLflow's and TensorBoard's with the same runs.
+"""The web console (goals W1 to W9): bytes, times and CPU use of its pages, compared with MLflow's and TensorBoard's for
+the same runs.
 
     python -m bench.console [--runs 100] [--points 100000] [--jobs 10000] [--seconds 10]
 
-The API with a replica that only pretends to answer, MLflow's server and TensorBoard, each with the same runs of four series, one
-of them long. A Chromium without a window opens their pages in turns, each time as a new person. Peers are measured where they have the
-same page: the list of runs, and the curves of a run (TensorBoard draws those of all runs on its first page).
+The API with a replica that only pretends to answer, MLflow's server and TensorBoard, each with the same runs of four
+series, one of them long. A headless Chromium opens their pages in turn, each time as a new user. Peers are measured
+where they have the same page: the list of runs, and the curves of a run (TensorBoard draws those of all runs on its
+first page).
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ if TYPE_CHECKING:
 
 SMOKE = {"runs": 4, "steps": 20, "points": 2000, "jobs": 200, "running": 4, "seconds": 1.0, "rounds": 1, "pages": 4}
 CHROMIUM, API = "chromium", " -m api"
-"""Parts of the command lines of processes whose time is measured."""
+"""Substrings of the command lines of processes whose CPU time is measured."""
 ROW, CURVE = "tbody tr a.name", "section canvas"
 SETTLED_MS = 2000
-"""After the first row: what a page loads besides."""
+"""Wait after the first row, in which a page loads the rest."""
 UPDATE_SECONDS = 2.0
-"""Between two changes of a running job: the API reports its progress no more often."""
+"""Seconds between two changes of a running job: the API does not report progress more often."""
 ANSWER_BYTES = 1 << 20
 CHAT_REQUESTS = 300
 UPDATES = """([name, ids, times]) => {
@@ -76,9 +78,9 @@ class ConsoleBench:
     """Measures everything in one browser.
 
     Attributes:
-        browser: that all pages are opened in.
-        installation: the API. jobs: what it was filled with.
-        states: what the browsers of people who are signed in have kept, by tenant.
+        browser: the browser that opens all pages.
+        installation: the API. jobs: the jobs and keys that it was seeded with.
+        states: stored browser state of signed-in users, by tenant.
         views: pages by server: ``mens`` and the peers.
         options: options of the command line.
     """
@@ -91,7 +93,7 @@ class ConsoleBench:
     options: argparse.Namespace
 
     def state(self, server: str) -> StorageState | None:
-        """Return what a browser keeps of a server's sign-in."""
+        """Return the browser state that a server's sign-in leaves."""
         return self.states["runs"] if server == "mens" else None
 
     def url(self, screen: str) -> str:
@@ -99,7 +101,7 @@ class ConsoleBench:
         return f"{self.installation.api_url}/{screen}"
 
     def goal(self, name: str, value: float, target: float, **facts: object) -> bool:
-        """Print a goal that is met by values up to its target."""
+        """Print a goal that is met by any value up to its target."""
         rounded = {key: round(fact, 3) if isinstance(fact, float) else fact for key, fact in facts.items()}
         return print_goal(
             name, value=round(value, 3), **rounded, target=target, met=value <= target, smoke=self.options.smoke
@@ -173,7 +175,9 @@ class ConsoleBench:
         ]
 
     def without_a_stream(self, seconds: float) -> tuple[float, float]:
-        """Return calls a minute where no stream gets through, and the share of answers 304 among those of the list."""
+        """Return the number of calls per minute when event streams are blocked, and the share of 304 responses for the
+        list.
+        """
         with opened(self.browser, self.states["runs"]) as (page, traffic):
             page.route("**/v1/events*", lambda route: route.abort())
             milliseconds_until(page, self.url("#/jobs"), ROW)
@@ -197,7 +201,9 @@ class ConsoleBench:
         )
 
     def curves(self) -> bool:
-        """Measure the curves of a long run: the answer, its drawing and a zoom, and until the peers show theirs (W6)."""
+        """Measure the curves of a long run (W6): the response, its drawing and a zoom, and the time until the peers
+        show theirs.
+        """
         times: dict[str, list[float]] = {name: [] for name in self.views}
         draws, zooms = list[float](), list[float]()
         for _ in range(self.options.rounds):
@@ -218,7 +224,9 @@ class ConsoleBench:
         return self.goal("W6", answer, 100, **facts, draw_target=50, zoom_ms=zoom, zoom_target=150, **ratios)
 
     def answer(self) -> tuple[float, float]:
-        """Return milliseconds and compressed kB of the answer with the curves of the long run, as the page asks for it."""
+        """Return the milliseconds and compressed kB of the response with the long run's curves, requested as the page
+        does.
+        """
         import httpx
 
         headers = {"authorization": f"Bearer {self.jobs.keys['runs']}", "accept-encoding": "gzip"}
@@ -251,7 +259,7 @@ class ConsoleBench:
         return self.goal("W7", block, 100, answers_mb=2)
 
     def many_pages(self) -> bool:
-        """Measure the API with many open pages, and first tokens of chats meanwhile (W8)."""
+        """Measure the API with many open pages, and the first tokens of concurrent chats (W8)."""
         endpoint = MeasuredEndpoint(self.installation.api_url, self.installation.key, self.installation.alias)
         quiet = asyncio.run(first_tokens(endpoint, self.options.pages))
         with event_streams(self.installation.api_url, self.jobs.keys["busy"], self.options.pages), self.updates():
@@ -265,7 +273,7 @@ class ConsoleBench:
 
     @contextmanager
     def updates(self) -> Iterator[None]:
-        """Let every running job make a step every two seconds."""
+        """Advance every running job by a step every two seconds."""
         from shared.database.connection import Database
         from shared.database.leases import Leases
         from shared.settings import Settings
@@ -301,7 +309,7 @@ def all_files_kb() -> float:
 
 
 def heap_mb(page: Page) -> float:
-    """Return the memory that a page's scripts hold after what they no longer use has been freed."""
+    """Return the memory that a page's scripts hold after garbage collection."""
     session = page.context.new_cdp_session(page)
     session.send("HeapProfiler.collectGarbage")
     used = float(session.send("Runtime.getHeapUsage")["usedSize"])
@@ -310,7 +318,9 @@ def heap_mb(page: Page) -> float:
 
 
 def zoom_ms(page: Page) -> float:
-    """Return the milliseconds from the end of a drag over the curve until its part has been asked for and drawn."""
+    """Return the milliseconds from the end of a drag over the curve until the selected part has been requested and
+    drawn.
+    """
     box = page.locator(".u-over").first.bounding_box()
     assert box
     page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 40)
@@ -326,7 +336,7 @@ def zoom_ms(page: Page) -> float:
 
 
 async def first_tokens(endpoint: MeasuredEndpoint, requests: int) -> list[float]:
-    """Return milliseconds to the first token of chats, one after the other."""
+    """Return the milliseconds to the first token of consecutive chats."""
     connection = await KeptConnection().open(endpoint)
     milliseconds = [(await stream(endpoint, 1, connection))[0] * 1000 for _ in range(max(CHAT_REQUESTS, requests) + 20)]
     connection.close()
@@ -335,7 +345,7 @@ async def first_tokens(endpoint: MeasuredEndpoint, requests: int) -> list[float]
 
 @contextmanager
 def event_streams(url: str, key: str, count: int) -> Iterator[None]:
-    """Hold as many event streams open as pages would, and read them."""
+    """Open as many event streams as the pages would, and read them."""
     import httpx
 
     ready, ended = threading.Barrier(2), threading.Event()
@@ -375,7 +385,7 @@ def event_streams(url: str, key: str, count: int) -> Iterator[None]:
 
 
 def signed_in(browser: Browser, url: str, key: str) -> StorageState:
-    """Sign in by a key; return what the browser keeps."""
+    """Sign in with a key; return the browser's stored state."""
     with opened(browser) as (page, _):
         page.goto(url)
         page.get_by_label("API key").fill(key)
@@ -409,13 +419,13 @@ def measure(options: argparse.Namespace) -> bool:
 def main() -> int:
     """Entry point."""
     parser = bench_parser("bench.console", __doc__)
-    parser.add_argument("--runs", type=int, default=100, help="that every server shows")
-    parser.add_argument("--steps", type=int, default=200, help="steps of each run but the long one")
+    parser.add_argument("--runs", type=int, default=100, help="runs that every server shows")
+    parser.add_argument("--steps", type=int, default=200, help="steps of each run except the long one")
     parser.add_argument("--points", type=int, default=100_000, help="steps of the long run")
     parser.add_argument("--running", type=int, default=100, help="running jobs, each with a step every two seconds")
-    parser.add_argument("--jobs", type=int, default=10_000, help="jobs of the long list")
-    parser.add_argument("--pages", type=int, default=100, help="open pages, as streams of events")
-    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each look at an open page")
+    parser.add_argument("--jobs", type=int, default=10_000, help="jobs in the long list")
+    parser.add_argument("--pages", type=int, default=100, help="number of open pages, simulated as event streams")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each measurement of an open page")
     parser.add_argument("--rounds", type=int, default=3, help="loads of each page")
     options = parse_options(parser, SMOKE)
     return run_bench(lambda: measure(options))

@@ -1,14 +1,17 @@
-"""Corpora, compared with other software that does the same (goals K1, K2, K4, K8 and K9): ``python -m bench.corpus``.
+"""Building corpora, compared with other software for the same tasks (goals K1, K2, K4, K8 and K9): ``python -m
+bench.corpus``.
 
-- K1: a mix without exact and near duplicates, and datatrove's MinHash deduplication, on the same rows; by CPU time, and by
-  the share of the planted copies that each leaves out.
+- K1: a mix without exact and near duplicates, compared with datatrove's MinHash deduplication of the same rows, by CPU
+  time and by the share of the planted copies that each leaves out.
 - K2: memory of a mix of many rows in one process.
-- K4: ``mens corpus extract`` on packages of the standard library, and ``ast.parse`` alone on the same files; by CPU time.
-- K8: ``mens generate-data`` with a column that a model answers, and a bare client that sends the same requests, as many at
-  once, and writes nothing; by the clock, through the API to a fake replica that answers after a set time.
+- K4: ``mens corpus extract`` on packages of the standard library, compared with plain ``ast.parse`` on the same files,
+  by CPU time.
+- K8: ``mens generate-data`` with a column that a model answers, compared with a bare client that sends the same
+  requests with the same concurrency and writes nothing; by wall time, through the API to a fake replica that answers
+  after a set time.
 - K9: ``mens corpus build`` of a recipe of which nothing has changed.
 
-Variants run in turns, each in a process of its own; its start and imports are not counted. The peer lives in
+Variants run in turns, each in a separate process whose start and imports are not counted. The peer is installed in
 ``.cache/bench-venv``, made on the first run.
 """
 
@@ -44,7 +47,7 @@ WORDS, WORDS_OF_MANY = 110, 60
 """Median length of a row."""
 FASTER, RECALL_DIFFERENCE = 12.0, 0.005
 SMOKE_RECALL_DIFFERENCE = 0.02
-"""A smoke run has 192 copies."""
+"""The tolerance of a smoke run, which has only 192 copies."""
 BASE_BYTES, BYTES_PER_ROW = 100_000_000, 44
 SLOWER_THAN_PARSING = 2.5
 REBUILD_SECONDS = 1.0
@@ -106,14 +109,17 @@ class CorpusBench:
         )
         _print_table(
             facts,
-            {name: f"{item.share:.2%} of the copies, {item.others} others" for name, item in found_copies.items()},
+            {
+                name: f"{item.share:.2%} of the copies and {item.others} other rows left out"
+                for name, item in found_copies.items()
+            },
         )
         ours, peer = (statistics.median(item["cpu_seconds"] for item in measured) for measured in facts.values())
         recall = found_copies["mix"].share, found_copies["datatrove"].share
         difference = SMOKE_RECALL_DIFFERENCE if self._smoke else RECALL_DIFFERENCE
         is_equal = recall[0] >= recall[1] - difference
         if self._smoke and not is_equal:
-            raise BenchFailed(f"the mix has left out {recall[0]:.1%} of the copies, datatrove {recall[1]:.1%}")
+            raise BenchFailed(f"the mix left out {recall[0]:.1%} of the copies, datatrove {recall[1]:.1%}")
         return print_goal(
             "K1",
             cpu_ratio=round(peer / ours, 2),
@@ -134,7 +140,7 @@ class CorpusBench:
         first = self._run(processes, "build", folder)
         again = [self._run(processes, "build", folder) for _ in range(self._options.rounds)]
         if first["rows"] != 1 or any(facts["rows"] for facts in again):
-            raise BenchFailed("the mix ran again, or did not run at all")
+            raise BenchFailed("the mix ran again or never ran")
         print(f"\n{rows:,} rows, {size:.0f} MB, one process; {_rounds(self._options)}")
         _print_table({"build": [first], "rebuild": again}, {})
         limit, peak = BASE_BYTES + BYTES_PER_ROW * rows, first["peak_bytes"]
@@ -160,8 +166,8 @@ class CorpusBench:
                 measured.append(self._run(processes, name, folder, *names))
         files = {run["rows"] for measured in facts.values() for run in measured}
         if len(files) != 1:
-            raise BenchFailed(f"the variants have read different numbers of files: {sorted(files)}")
-        print(f"\n{files.pop():,} files of Python; {_rounds(self._options)}")
+            raise BenchFailed(f"the variants read different numbers of files: {sorted(files)}")
+        print(f"\n{files.pop():,} Python files; {_rounds(self._options)}")
         _print_table(facts, {})
         ours, parse = (statistics.median(run["cpu_seconds"] for run in measured) for measured in facts.values())
         ratio = ours / parse
@@ -224,9 +230,9 @@ def main() -> int:
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=60_000, help="rows of K1")
-    parser.add_argument("--many-rows", type=int, default=1_000_000, help="rows of K2 and K9")
+    parser.add_argument("--many-rows", type=int, default=1_000_000, help="rows in K2 and K9")
     parser.add_argument("--generated", type=int, default=1_600, help="rows of K8")
-    parser.add_argument("--answer-ms", type=float, default=100.0, help="milliseconds of an answer of K8")
+    parser.add_argument("--answer-ms", type=float, default=100.0, help="milliseconds per answer in K8")
     options = parse_options(parser, SMOKE)
     return run_bench(lambda: CorpusBench(options).measure())
 

@@ -1,10 +1,10 @@
-"""Effect of defaults on a real base: epochs and learning rates of several trainers, on three small data sets.
+"""Effect of the default epochs and learning rates of several trainers on a real base, with three small data sets.
 
     python -m bench.defaults BASE_FOLDER WORK_FOLDER [--rows 80] [--only SET:RECIPE ...]
 
-Each run is the product's own trainer with another recipe; one line of JSON a run: loss and exact answers on held-out rows, and how many
-of the general questions that the base answers the tuned model still answers. Runs that are done are
-not repeated.
+Each run uses the product's trainer with a different recipe and prints one line of JSON: loss and exact answers on
+held-out rows, and how many of the general questions that the base answers correctly the tuned model still answers.
+Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def data_file(path: Path) -> DataFile:
 
 
 def plan_run(base: Path, folder: Path, name: str, recipe: str) -> TrainingRun:
-    """Plan a recipe on a data set; nothing is published, so the trainer generates and judges all answers itself."""
+    """Plan a recipe on a data set. Because nothing is published, the trainer itself generates and judges all answers."""
     files = {"train": folder / f"{name}.jsonl", "validation": folder / f"{name}-held-out.jsonl"}
     if recipe.endswith("replay"):
         files["replay"] = folder / "replay.jsonl"
@@ -121,9 +121,9 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m bench.defaults", description=__doc__)
     parser.add_argument("base", type=Path, help="folder of the base model")
-    parser.add_argument("folder", type=Path, help="where data sets and runs go")
+    parser.add_argument("folder", type=Path, help="folder for data sets and runs")
     parser.add_argument("--rows", type=int, default=80, help="training rows of each set")
-    parser.add_argument("--only", nargs="*", help="SET:RECIPE pairs; all by default, replay on expenses alone")
+    parser.add_argument("--only", nargs="*", help="SET:RECIPE pairs; default: all, but replay only on expenses")
     arguments = parser.parse_args()
     os.environ["MENS_SAMPLE_ANSWERS"] = str(SAMPLES)
     default = [f"{name}:{recipe}" for name in SETS for recipe in RECIPES if "replay" not in recipe]

@@ -1,13 +1,14 @@
-"""Do equal jobs give equal bytes? ``python -m bench.equal_runs --runs 40 --at-once 4``.
+"""Check whether equal jobs give equal bytes: ``python -m bench.equal_runs --runs 40 --at-once 4``.
 
-Trains a few small jobs many times each, several at once next to programs that keep the processors busy. No two starts are
-alike in what a machine may change between them: the memory that is free, priority, hash seed, heap, size of the
-environment. Some processes are stopped for a moment, some are killed with `kill -9` or paused at any step, and the run
-resumes from its last checkpoint as the worker would have it. The adapter's weights, its config and `metrics.csv` of every run are
-then compared with those of the same job's other runs.
+Trains a few small jobs many times each, several at once next to programs that keep the processors busy. Starts differ
+in everything that a machine may change between them: free memory, priority, hash seed, heap, size of the environment.
+Some processes are stopped for a moment, others are killed with `kill -9` or paused at some step, and the run resumes
+from its last checkpoint as under the worker. The adapter's weights, its config and `metrics.csv` of every run are then
+compared with those of the same job's other runs.
 
-The goal is one outcome a job among the runs that say `bit_exact`, of which each job has at least two. With ``--untold`` MKL is left
-as its vendor ships it: such runs may differ, and then have to say `state_exact`, so that none need be exact.
+The goal is a single outcome per job among the runs that report `bit_exact`; each job needs at least two of them. With
+``--untold``, MKL keeps its vendor's defaults: such runs may differ and must then report `state_exact`, so none need be
+exact.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ from worker.run_folder import (
 )
 
 SMOKE = {"runs": 2, "at_once": 2, "jobs": ["two-threads"], "epochs": 1, "hidden": 64, "burners": 0, "seed": 0}
-"""With that seed, one run ends normally, and the other is held, killed after its checkpoint and resumed."""
+"""A smoke run's options. With this seed, one run ends normally, and the other is held, killed after its checkpoint and
+resumed.
+"""
 JOBS: dict[str, dict[str, Any]] = {
     "plain": {"threads": 1, "adapter": {"rank": 8, "alpha": 16}},
     "two-threads": {"threads": 2, "adapter": {"rank": 4, "alpha": 8}},
@@ -68,13 +71,13 @@ KILLED, PAUSED, STOPPED = 0.4, 0.15, 0.3
 MAX_DISTURBED = 4
 """Attempts at one run that may be disturbed; the next one is left alone."""
 DISTURBED_STEPS = 5
-"""Steps of an epoch after which a disturbance may happen; it has six."""
+"""Steps of an epoch (of six) after which a disturbance may happen."""
 COMPARED = 2
-"""Runs of a job that must report `bit_exact`: with fewer nothing would be compared."""
+"""Number of runs of a job that must report `bit_exact`; with fewer, nothing would be compared."""
 UNTOLD = {"MKL_CBWR": "OFF", "MKL_DYNAMIC": "TRUE"}
 RUN_SECONDS = 900.0
 OVER = threading.Event()
-"""Set once the bench ends, early or not: trainers that still run are killed."""
+"""Set when the bench ends, normally or early; trainers that are still running are then killed."""
 
 
 @dataclass
@@ -98,13 +101,13 @@ class EqualRun:
 def main() -> int:
     parser = bench_parser("bench.equal_runs", __doc__)
     parser.add_argument("--runs", type=int, default=12, help="runs of each job")
-    parser.add_argument("--at-once", type=int, default=4, help="runs at the same time")
+    parser.add_argument("--at-once", type=int, default=4, help="number of concurrent runs")
     parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=JOBS)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--hidden", type=int, default=128, help="width of the base")
-    parser.add_argument("--burners", type=int, default=2, help="processes that do nothing but keep a processor busy")
-    parser.add_argument("--calm", action="store_true", help="nothing is killed, paused or held")
-    parser.add_argument("--untold", action="store_true", help="leave MKL as its vendor ships it")
+    parser.add_argument("--burners", type=int, default=2, help="processes that only keep a processor busy")
+    parser.add_argument("--calm", action="store_true", help="do not kill, pause or hold any process")
+    parser.add_argument("--untold", action="store_true", help="keep MKL's default settings")
     parser.add_argument("--seed", type=int, default=0)
     options = parse_options(parser, SMOKE)
     return run_bench(lambda: compare(options))
@@ -178,7 +181,7 @@ def train(plan: Path, folder: Path, threads: int, options: argparse.Namespace, s
     """Make one run, in as many attempts as it takes.
 
     Args:
-        seed: seed of all its disturbances.
+        seed: random seed of all its disturbances.
 
     Raises:
         BenchFailed: an attempt failed on its own.
@@ -251,7 +254,7 @@ def attempt(
 
 
 def surroundings(draw: random.Random) -> dict[str, str]:
-    """Return variables that no result may depend on."""
+    """Return environment variables that must not affect the result."""
     return {
         "PYTHONHASHSEED": str(draw.randrange(1000)),
         "MALLOC_ARENA_MAX": str(draw.randint(1, 4)),
@@ -264,7 +267,7 @@ def surroundings(draw: random.Random) -> dict[str, str]:
 def disturb(
     process: subprocess.Popen[bytes], run_dir: Path, draw: random.Random, outcome: EqualRun, steps: int
 ) -> None:
-    """Hold, kill or pause the process somewhere in its first steps, or while it starts or ends."""
+    """Hold, kill or pause the process during its first steps, or while it starts or ends."""
     fate = draw.random()
     after = draw.randrange(steps)
     deadline = time.monotonic() + RUN_SECONDS
@@ -320,9 +323,9 @@ def report(outcomes: list[tuple[str, EqualRun]], *, wanted_exact: int, smoke: bo
         print(f"{sorted(exact[job].values(), reverse=True)}, {sorted(others.values(), reverse=True)}", flush=True)
     most, fewest = max(map(len, exact.values())), min(counts.total() for counts in exact.values())
     if smoke and most > 1:
-        raise BenchFailed("equal jobs that claim equal bytes have others")
+        raise BenchFailed("equal jobs that report bit_exact differ in their bytes")
     if smoke and fewest < wanted_exact:
-        raise BenchFailed(f"{fewest} runs of a job say bit_exact; {wanted_exact} are needed to compare any")
+        raise BenchFailed(f"{fewest} runs of a job report bit_exact; a comparison needs {wanted_exact}")
     met = most <= 1 and fewest >= wanted_exact
     return print_goal("T1", outcomes_of_a_job=most, fewest_bit_exact_runs=fewest, target=1, met=met, smoke=smoke)
 

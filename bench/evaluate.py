@@ -1,10 +1,12 @@
-"""Cost of an evaluation beyond its requests (goal C9): a run of 2,000 items, and the same requests by a bare client.
+"""Overhead of an evaluation beyond its requests (goal C9): a run of 2,000 items, compared with the same requests from a
+bare client.
 
     python -m bench.evaluate [--rounds 3] [--items 2000] [--answer-ms 100]
 
-The API as ``python -m api`` before a fake replica that answers each chat after a set time. In turns a worker carries out a run with a
-trivial grader (from its claim to its success: every item asked, judged and stored), and a client with as many connections sends the
-same bodies and reads the answers' texts. Also items a second of a trivial Python grader in the sandbox.
+The API runs as ``python -m api`` in front of a fake replica that answers each chat after a set time. In turns, a worker
+executes a run with a trivial grader (from claim to success: every item requested, judged and stored), and a client with
+the same number of connections sends the same bodies and reads the answers' texts. The bench also measures items per
+second of a trivial Python grader in the sandbox.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class Evaluations:
         self._processes = NewProcesses()
 
     def evaluate(self, items: int) -> float:
-        """Return the seconds of a run."""
+        """Return the duration of a run in seconds."""
         plan = self._plan(items)
         submission = Submission(
             kind=Kind.EVALUATE,
@@ -79,7 +81,7 @@ class Evaluations:
         return self._seconds("evaluate", job.id)
 
     def client(self, items: int) -> float:
-        """Return the seconds of the same requests alone."""
+        """Return the duration of the same requests alone, in seconds."""
         plan = self._plan(items)
         assert plan.input_messages
         bodies = [
@@ -143,8 +145,8 @@ def measure_runs(options: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def measure_sandbox(items: int) -> tuple[str, float]:
-    """Return the sandbox's level, and items per second of a trivial grader, called by as many threads as it grades at
-    once.
+    """Return the sandbox's level, and items per second of a trivial grader, called by as many threads as the sandbox
+    grades concurrently.
 
     Raises:
         BenchFailed: this machine has no sandbox, or a score is wrong.
@@ -202,7 +204,7 @@ def main() -> int:
     parser.add_argument("--items", type=int, default=2000)
     parser.add_argument("--answer-ms", type=float, default=100.0, help="milliseconds until the fake replica answers")
     parser.add_argument("--concurrency", type=int, default=16, help="requests at once")
-    parser.add_argument("--graded", type=int, default=2000, help="items in the sandbox")
+    parser.add_argument("--graded", type=int, default=2000, help="number of items graded in the sandbox")
     parser.add_argument("--warm-up", type=int, default=100, help="requests before the first round")
     options = parse_options(parser, SMOKE)
     return run_bench(lambda: measure(options))

@@ -1,16 +1,19 @@
-"""Time that the API adds to a request (goal C7): time to the first token and streamed tokens per second, direct and through it.
+"""Time that the API adds to a request (goal C7): time to the first token, and streamed tokens per second, both directly
+and through the API.
 
     python -m bench.gateway [--rounds 5] [--vllm] [--base smollm2] [--foreign-names 1000]
 
-A replica (a paced fake, or with ``--vllm`` a real one), the API as ``python -m api``, and one raw-socket client that adds
-as little of its own as it can. Requests are sent in turns, directly, through the API and through a proxy that only passes
-bytes (`bench/serving/gateway_bare.py`), so all see the same machine; the last is the least that any gateway in Python adds here.
-With ``--base smollm2`` replica and a plain vLLM (``plain``), with the same engine options and without Mens, serve
-SmolLM2-135M-Instruct, and the streaming speed is compared with that of plain vLLM, for one stream and for sixteen.
-With ``--running`` replica and API are those of an installation that runs already, which the environment names.
+A replica (a paced fake, or with ``--vllm`` a real one), the API as ``python -m api``, and one raw-socket client with as
+little overhead as possible. Requests are sent in turns, directly, through the API and through a proxy that only passes
+bytes (`bench/serving/gateway_bare.py`), so all are measured under the same conditions; the proxy shows the minimum that
+any gateway in Python adds here. With ``--base smollm2``, the replica and a plain vLLM (``plain``), with the same engine
+options and without Mens, serve SmolLM2-135M-Instruct, and the streaming speed is compared with that of plain vLLM, for
+one stream and for sixteen. With ``--running``, replica and API are those of a running installation that the environment
+names.
 
-With ``--foreign-names`` a second installation takes its turn, which has this many names of another provider's models: it is
-asked for the alias (``names``) and for one of the names (``foreign``), and compared with the one that has none.
+With ``--foreign-names``, a second installation with this many names of another provider's models takes part: requests
+for its alias (``names``) and for one of the names (``foreign``) are compared with those to the installation without
+such names.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from shared.statistics.resampling import bca_interval
 
 MAX_ADDED_MS_P50, MAX_ADDED_MS_P99, MIN_KEPT = 1.0, 3.0, 0.97
 MAX_NAMES_MS_P50 = 0.05
-"""Time that foreign names may add to a request: too little to be measured."""
+"""Largest time that foreign names may add to a request, in milliseconds."""
 SMOKE = {
     "rounds": 1,
     "requests": 3,
@@ -51,7 +54,9 @@ SMOKE = {
 }
 REAL = {"rounds": 5, "requests": 40, "warm_up": 10, "tokens": 128, "streams": [1, 16]}
 RUNNING = ("MENS_API_URL", "MENS_API_KEY", "MENS_SERVING_URLS", "MENS_SERVING_KEY", "MENS_SERVING_BASE")
-"""Variables that identify a running installation: its API with a key, its one replica with its key, and its base."""
+"""Variables that identify a running installation: its API and a key, its only replica and the replica's key, and its
+base.
+"""
 LAST_EVENT = b"data: [DONE]\n\n"
 
 
@@ -65,7 +70,7 @@ class MeasuredEndpoint:
 
 
 class KeptConnection:
-    """One kept-alive HTTP/1.1 connection that reads chunked responses."""
+    """One persistent HTTP/1.1 connection that reads chunked responses."""
 
     async def open(self, endpoint: MeasuredEndpoint) -> KeptConnection:
         address = urlsplit(endpoint.url)
@@ -96,7 +101,7 @@ async def stream(endpoint: MeasuredEndpoint, tokens: int, connection: KeptConnec
     """Request one streamed completion.
 
     Returns:
-        Seconds to the first event, events, seconds to the last.
+        Seconds to the first event, number of events, seconds to the last event.
 
     Raises:
         BenchFailed: the stream was refused or aborted.
@@ -140,7 +145,9 @@ class GatewayComparison:
         return self.report(firsts, speeds)
 
     def _in_turn(self, number: int) -> list[str]:
-        """Return the variants forwards and backwards in turns, so that after-effects fall on another one each time."""
+        """Return the variants in forward and reverse order alternately, so that after-effects hit a different variant
+        each time.
+        """
         return list(self._endpoints)[:: 1 if number % 2 else -1]
 
     async def first_tokens(self) -> dict[str, list[float]]:
@@ -200,8 +207,8 @@ class GatewayComparison:
         return print_goal("C7-real", ratio=least, **kept, **facts, target=MIN_KEPT, met=least >= MIN_KEPT, smoke=smoke)
 
     def report_names(self, firsts: dict[str, list[float]]) -> bool:
-        """Print the effect of foreign names on the first token, for a request with an alias and for one with such a
-        name.
+        """Print the effect of foreign names on the time to the first token, for a request with an alias and for one
+        with a foreign name.
         """
         added = {
             f"{name}_ms_p{at}": round(percentile(firsts[name], at) - percentile(firsts["gateway"], at), 3)
@@ -214,8 +221,8 @@ class GatewayComparison:
 
 
 def share_kept(speeds: dict[str, list[float]], whole: str) -> float:
-    """Return the gateway's speed as a share of another variant's: by rounds, so that a slow moment of the machine
-    affects both.
+    """Return the gateway's speed as a share of another variant's, compared within rounds, so that a slow moment of the
+    machine affects both.
     """
     return statistics.median(shares(speeds, whole))
 
@@ -226,7 +233,7 @@ def shares(speeds: dict[str, list[float]], whole: str) -> list[float]:
 
 
 def percentile(values: list[float], at: int) -> float:
-    """Return the smallest value that at least ``at`` percent do not exceed."""
+    """Return the smallest value that at least ``at`` percent of the values do not exceed."""
     return sorted(values)[math.ceil(len(values) * at / 100) - 1]
 
 
@@ -256,8 +263,8 @@ def fake_endpoints(pace: float, foreign_names: int) -> Iterator[dict[str, Measur
 
 @contextmanager
 def vllm_endpoints(base: str, *, smoke: bool) -> Iterator[dict[str, MeasuredEndpoint]]:
-    """Run a new installation around one of ``BASES``, and the bare proxy; with the real base a plain vLLM in its place,
-    because a round of a further variant takes as long as one that counts.
+    """Run a new installation around one of ``BASES``, and the bare proxy; with the real base, a plain vLLM replaces the
+    proxy, because every further variant makes a round longer.
     """
     from bench.serving.hotload_variants import cache_of, installation, plain_vllm
 
@@ -323,20 +330,28 @@ def main() -> int:
     """Entry point."""
     parser = bench_parser("bench.gateway", __doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=200, help="first-token requests per round and variant")
+    parser.add_argument("--warm-up", type=int, default=30, help="uncounted warm-up requests")
+    parser.add_argument("--tokens", type=int, default=300, help="tokens per concurrent stream")
     parser.add_argument(
-        "--requests", type=int, default=200, help="requests for the first token, in a round and variant"
+        "--streams",
+        type=int,
+        nargs="+",
+        default=[8],
+        help="number of concurrent streams; several numbers are measured one after the other",
     )
-    parser.add_argument("--warm-up", type=int, default=30, help="requests before these that do not count")
-    parser.add_argument("--tokens", type=int, default=300, help="tokens of each of the streams at once")
     parser.add_argument(
-        "--streams", type=int, nargs="+", default=[8], help="streams at once; several: one after the other"
+        "--pace", type=float, default=5.0, help="milliseconds between the fake replica's tokens; 0: no pause"
     )
-    parser.add_argument("--pace", type=float, default=5.0, help="milliseconds between the fake's tokens; 0: none")
-    parser.add_argument("--foreign-names", type=int, default=0, help="names in a second installation, with the fake")
+    parser.add_argument(
+        "--foreign-names", type=int, default=0, help="foreign names in a second installation with a fake replica"
+    )
     parser.add_argument("--vllm", action="store_true", help="a real replica instead of the fake")
     parser.add_argument("--base", choices=BASES, default="tiny", help="base of the replica; smollm2 implies --vllm")
     parser.add_argument(
-        "--running", action="store_true", help=f"the installation that these name: {', '.join(RUNNING)}"
+        "--running",
+        action="store_true",
+        help=f"use the running installation that these variables name: {', '.join(RUNNING)}",
     )
     real = BASES[parser.parse_args().base] == SMOLLM2
     parser.set_defaults(**(REAL if real else {}))

@@ -1,15 +1,15 @@
 """QLoRA on one GPU, compared with peers and with the device's limits (goals G1 to G5): ``python -m bench.gpu --size 8B``.
 
-Needs no network: the base has a Qwen3's shapes and random weights, the data is a synthetic chat mix. Every variant is a
-process of its own and all take turns: the product as it is; NF4 without the cache of dequantised weights, with it, and
-the same weights in bf16 (G3); telemetry kept in memory (G5); `transformers.Trainer` with peft; TRL's settings; Unsloth, which
-needs a GPU. Peak and copy rate for the roofline are measured in the same run. A variant that fails, out of memory for example,
-stays in the table with its reason, and the exit code is 1. ``--device cpu --size tiny`` runs all but Unsloth on a CPU; its
-figures mean nothing.
+Needs no network: the base has a Qwen3's shapes and random weights, the data is a synthetic chat mix. Variants take
+turns, each in a separate process: the product as it is; NF4 without the cache of dequantised weights, with it, and the
+same weights in bf16 (G3); telemetry kept in memory (G5); `transformers.Trainer` with peft; TRL's settings; Unsloth,
+which needs a GPU. Peak and copy rate for the roofline are measured in the same run. A variant that fails, out of memory
+for example, stays in the table with its reason, and the exit code is 1. ``--device cpu --size tiny`` runs all variants
+except Unsloth on a CPU; the figures mean nothing there.
 
-``--acceptance STAGE`` runs one of the six stages of the first hour on a new card instead, in at most nine minutes, and
-``--acceptance list`` says what each of them proves and needs. A stage takes the options ``--device`` and ``--smoke``; `speed` and `kernels`
-take ``--size``, too.
+``--acceptance STAGE`` instead runs one of the six acceptance stages for a new GPU, in at most nine minutes, and
+``--acceptance list`` shows what each of them proves and needs. A stage takes the options ``--device`` and ``--smoke``;
+`speed` and `kernels` also take ``--size``.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def main() -> int:
     variants = [*PRODUCT, *PEERS, *GPU_PEERS]
     parser = bench_parser("bench.gpu", __doc__)
     parser.add_argument("--acceptance", choices=["list", *STAGES], metavar="STAGE", help=f"list, {', '.join(STAGES)}")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="time of a stage; then it is cut")
-    parser.add_argument("--size", choices=list(SHAPES), help="1.7B, of an acceptance 8B")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time limit of a stage")
+    parser.add_argument("--size", choices=list(SHAPES), help="default: 1.7B, for --acceptance 8B")
     parser.add_argument("--steps", type=int, default=8, help=f"optimizer steps, at least {MINIMUM_STEPS}")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--variants", nargs="+", choices=variants, help="all that the device can run by default")
+    parser.add_argument("--variants", nargs="+", choices=variants, help="default: all that the device can run")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--grad-accum", type=int, help="micro-batches a step; 8, on a CPU 1")
-    parser.add_argument("--batch-size", type=int, default=8, help="rows of a micro-batch")
+    parser.add_argument("--grad-accum", type=int, help="micro-batches per step; default: 8, on a CPU 1")
+    parser.add_argument("--batch-size", type=int, default=8, help="rows per micro-batch")
     parser.add_argument("--seq-len", type=int, help="2048, on a CPU 256")
     parser.add_argument(
-        "--held-out-rows", type=int, default=4, help="held-out rows of the validation at the checkpoint"
+        "--held-out-rows", type=int, default=4, help="held-out rows for the validation at the checkpoint"
     )
     options = parse_options(parser, SMOKE)
     if options.acceptance == "list":
@@ -74,7 +74,7 @@ def accept_stage(options: argparse.Namespace) -> bool:
     """
     check_device(options.device)
     if options.device == "cpu" and not options.smoke:
-        raise BenchFailed("on a CPU a stage runs with --smoke only")
+        raise BenchFailed("on a CPU, a stage requires --smoke")
     size = "tiny" if options.smoke else options.size or "8B"
     return accept(options.acceptance, options.device, size, smoke=options.smoke, seconds=options.seconds)
 

@@ -1,17 +1,19 @@
-"""From a job that has finished to the first token of its model (goal C6), compared with a plain vLLM that loads and serves.
+"""Time from the end of a job to the first token of its model (goal C6), compared with loading and serving in a plain
+vLLM.
 
     python -m bench.hotload [--base smollm2] [--adapters 100] [--rank 16]
 
-A whole installation and a plain vLLM with the same engine options run side by side on the tiny base, or on SmolLM2-135M-Instruct. With ``--running`` the
-installation is one that runs already, which the environment names. Adapters that neither has seen take turns:
+A whole installation and a plain vLLM with the same engine options run side by side on the tiny base, or on
+SmolLM2-135M-Instruct. With ``--running``, the installation is a running one that the environment names. Variants take
+turns, each with an adapter that neither server has seen:
 
-    direct     POST /v1/load_lora_adapter, then a request, at the plain vLLM
-    gateway    the job's last transaction, then a request for the new model at the API; no replica has seen the adapter
-    certified  the same with an adapter that the replica was asked for before, as the worker does before a job may succeed
+    direct POST /v1/load_lora_adapter, then a request, at the plain vLLM gateway the job's last transaction, then a
+    request for the new model at the API; no replica has seen the adapter certified the same with an adapter that the
+    replica was asked to verify before, as the worker does before a job may succeed
 
-Each request is streamed; what counts is the time to the first token, for ``gateway`` from the moment of the commit. All along,
-other adapters are requested at both servers, and each of these responses must arrive whole. There are more adapters than
-the servers hold in memory, so each load also evicts another one.
+Each request is streamed; what counts is the time to the first token, for ``gateway`` from the moment of the commit.
+Meanwhile, other adapters are requested at both servers, and each of these responses must arrive complete. There are
+more adapters than the servers hold in memory, so each load also evicts another one.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ from shared.settings import Settings
 MAX_SHARE_MS = 50.0
 CAPACITY = {"serving_max_loras": 4, "serving_max_cpu_loras": 8}
 OTHERS, OTHER_TOKENS, OTHER_SECONDS = 3, 4, 0.25
-"""Other adapters that are requested meanwhile, tokens of each request, and seconds between requests, at each server."""
+"""For each server: number of other adapters that are requested meanwhile, tokens of each request, and seconds between
+requests.
+"""
 ALIAS = "latest"
 HOME = "MENS_HOME"
 """Variable with the folder of a running installation, in addition to those of `bench/gateway.py`."""
@@ -56,7 +60,7 @@ SMOKE = {"adapters": 2, "warm_up": 1}
 
 
 class ReplicaConnection(KeptConnection):
-    """A connection to a replica, for requests besides completions."""
+    """A connection to a replica, for requests other than completions."""
 
     async def call(self, endpoint: MeasuredEndpoint, method: str, path: str, body: bytes = b"") -> bytes:
         """Return the body of a response that is not streamed.
@@ -77,7 +81,7 @@ class ReplicaConnection(KeptConnection):
 
 @dataclass
 class BackgroundRequests:
-    """Continuous requests to other adapters, and the number that failed."""
+    """Continuous requests to other adapters, with a count of those that failed."""
 
     sent: int = 0
     failures: list[str] = field(default_factory=list)
@@ -101,7 +105,7 @@ class BackgroundRequests:
 
 @dataclass
 class Bench:
-    """The servers, and the makers of adapters and finished jobs.
+    """The servers, and the factories of adapters and finished jobs.
 
     Attributes:
         gateway: the API.
@@ -123,7 +127,7 @@ class Bench:
 
         Args:
             adapters: number of counted adapters per variant.
-            warm_up: number of adapters before these.
+            warm_up: number of uncounted adapters before them.
         """
         await self._connect()
         others = BackgroundRequests()
@@ -142,8 +146,8 @@ class Bench:
         return others
 
     async def _connect(self) -> None:
-        """Connect to each server, as a client with a connection pool has done before its request. vLLM closes a
-        connection that was idle for five seconds, which a turn of a real model takes.
+        """Connect to each server in advance, as a client with a connection pool would. vLLM closes connections that
+        were idle for five seconds, which is the length of a turn of a real model.
         """
         for connection in self._connections:
             connection.close()
@@ -155,7 +159,7 @@ class Bench:
         ]
 
     async def _other_endpoints(self) -> list[MeasuredEndpoint]:
-        """Return other adapters, published, known to the API and loaded at the plain vLLM."""
+        """Return the other adapters: published, known to the API, and loaded by the plain vLLM."""
         endpoints = []
         for number in range(OTHERS):
             stored = self.adapters.make(f"other-{number}")
@@ -165,7 +169,7 @@ class Bench:
         return endpoints
 
     async def direct(self, name: str) -> None:
-        """Load an adapter at the plain vLLM and request it."""
+        """Load an adapter in the plain vLLM and request it."""
         stored = self.adapters.make(name)
         began = time.perf_counter()
         await self.load(stored)
@@ -173,7 +177,7 @@ class Bench:
         self._record("direct", time.perf_counter() - began)
 
     async def load(self, stored: TrainedAdapter) -> None:
-        """Load an adapter by vLLM's own route."""
+        """Load an adapter through vLLM's own route."""
         body = {"lora_name": stored.adapter_id, "lora_path": str(stored.folder)}
         await self._to_plain.call(self.plain, "POST", "/v1/load_lora_adapter", json.dumps(body).encode())
 
@@ -182,7 +186,7 @@ class Bench:
         await self._finish_and_request("gateway", name, self.adapters.make(name))
 
     async def certified(self, name: str) -> None:
-        """Measure the same after requesting verification of the adapter from the replica, and one token of it."""
+        """Make the same measurement after the replica has verified the adapter and generated one token with it."""
         stored = self.adapters.make(name)
         began = time.perf_counter()
         await self._to_replica.call(self.replica, "GET", f"/mens/adapters/{stored.adapter_id}")
@@ -202,10 +206,10 @@ class Bench:
         self._record("alias", await self._alias_resolved(stored) - committed)
 
     async def _alias_resolved(self, stored: TrainedAdapter) -> float:
-        """Return when the alias, which pointed to another adapter before, first resolved to this one.
+        """Return the time at which the alias, which previously pointed to another adapter, first resolved to this one.
 
         Raises:
-            BenchFailed: it does not within seconds.
+            BenchFailed: it does not resolve to it within seconds.
         """
         deadline = time.perf_counter() + KNOWN_SECONDS
         body = json.dumps({"model": ALIAS, "prompt": "Mens", "max_tokens": 1, "stream": True}).encode()
@@ -213,7 +217,7 @@ class Bench:
             chunks = [chunk async for chunk in self._to_gateway.post(self.gateway, "/v1/completions", body)]
             if stored.adapter_id.encode() in b"".join(chunks):
                 return time.perf_counter()
-        raise BenchFailed(f"{ALIAS} still does not mean {stored.adapter_id}")
+        raise BenchFailed(f"{ALIAS} still does not point to {stored.adapter_id}")
 
     def _record(self, row: str, seconds: float) -> None:
         self.times.setdefault(row, []).append(seconds * 1000)
@@ -226,7 +230,7 @@ ROWS = {
     "transaction": "  job's last transaction",
     "replica verifies": "  replica fetches and verifies",
     "replica loads": "  replica loads and responds",
-    "alias": "  moved alias means the new one",
+    "alias": "  moved alias points to the new one",
 }
 
 
@@ -290,13 +294,13 @@ def started(options: argparse.Namespace) -> Iterator[dict[str, str]]:
 
 
 def capacity(options: argparse.Namespace) -> dict[str, int]:
-    """Return how many adapters of which rank fit into a server's memory, and the size of its KV cache."""
+    """Return the number and rank of adapters that fit into a server's memory, and the size of its KV cache."""
     return CAPACITY | {"serving_max_lora_rank": options.rank} | cache_of(BASES[options.base])
 
 
 @contextmanager
 def running(options: argparse.Namespace) -> Iterator[Bench]:
-    """Yield everything, started."""
+    """Start everything, and yield it."""
     with started(options) as environment:
         settings, key, base = (
             Settings(home=Path(environment[HOME])),
@@ -332,10 +336,14 @@ def main() -> int:
     parser = bench_parser("bench.hotload", __doc__)
     parser.add_argument("--base", choices=BASES, default="tiny", help="what is served")
     parser.add_argument("--adapters", type=int, default=100, help="adapters for each variant")
-    parser.add_argument("--warm-up", type=int, default=4, help="adapters before these that do not count")
-    parser.add_argument("--rank", type=int, default=16, help="rank of the adapters, 1 to 512: their size")
+    parser.add_argument("--warm-up", type=int, default=4, help="uncounted warm-up adapters")
     parser.add_argument(
-        "--running", action="store_true", help=f"the installation that these name: {', '.join((*RUNNING, HOME))}"
+        "--rank", type=int, default=16, help="rank of the adapters, 1 to 512, which determines their size"
+    )
+    parser.add_argument(
+        "--running",
+        action="store_true",
+        help=f"use the running installation that these variables name: {', '.join((*RUNNING, HOME))}",
     )
     options = parse_options(parser, SMOKE)
     return run_bench(lambda: measure(options))

@@ -1,15 +1,16 @@
 """Merging an adapter into its base (goal C4), compared with peft: ``python -m bench.merge``.
 
-Makes a Qwen3 (or, with ``--family``, a Llama with a tied head) of random bfloat16 weights (1.4 GB in shards) and an adapter of rank 16 on every linear layer but the head.
-Then the product's engine and peft merge them in turns (A B C A B C …), each in a process of its own; imports do not count.
+Makes a Qwen3 (or, with ``--family``, a Llama with a tied head) of random bfloat16 weights (1.4 GB in shards) and an
+adapter of rank 16 on every linear layer except the head. Then the product's engine and peft merge them in turns (A B C
+A B C …), each in a separate process; imports do not count.
 
-    mens       the engine: tensor by tensor, float64 sums, the base's dtype
-    peft-f32   the base in float32, merge_and_unload, stored in bfloat16: the result that ours is compared with
-    peft-bf16  the same in bfloat16, as many scripts have it: less memory, and each step rounded
+    mens the engine: tensor by tensor, float64 sums, the base's dtype peft-f32 the base in float32, merge_and_unload,
+    stored in bfloat16: the result that the product's is compared with peft-bf16 the same in bfloat16, as in many
+    scripts: less memory, but every step is rounded
 
-The goal: half as long again as fast as the faster of peft's, values within one rounding of peft-f32's, and no more memory
-than two of the largest tensors and 128 MB. The comparison that follows each merge (its fidelity) is measured too: it takes no more
-memory than it announces before it begins, and holds no model.
+The goal: 1.5 times the speed of the faster peft variant, values within one rounding of peft-f32's, and no more memory
+than two of the largest tensors plus 128 MB. The comparison that follows each merge (its fidelity) is measured too: it
+must not take more memory than it announces beforehand, and it does not hold a model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from bench.harness.processes import Processes, variant_processes
 
 VARIANTS = ("mens", "peft-f32", "peft-bf16")
 FIDELITY = "fidelity"
-"""Not a variant of the merge: the comparison after it."""
+"""Name of the comparison after the merge; it is not a variant of the merge."""
 FAMILIES = ("qwen3", "llama-tied")
 PRELOADED = ("bench.merging.merge_inputs", "bench.merging.merge_variants", "bench.merging.merge_agreement")
 TARGET = 1.5
@@ -61,7 +62,7 @@ def compare(options: argparse.Namespace) -> bool:
         outcomes = measure(processes, folder, options.rounds)
         agreement = run_module(processes, "bench.merging.merge_agreement", str(folder))
         compared = run_module(processes, "bench.merging.merge_variants", FIDELITY, str(folder))
-    bytes_and_bound = f"{compared['bytes'] / 1e6:.0f} MB of {made['fidelity_bound'] / 1e6:.0f} MB that it announces"
+    bytes_and_bound = f"{compared['bytes'] / 1e6:.0f} MB of {made['fidelity_bound'] / 1e6:.0f} MB announced"
     print(f"fidelity  {compared['seconds']:9.2f} s, {bytes_and_bound}")
     return report(outcomes, made, agreement, compared["bytes"], smoke=options.smoke)
 
@@ -79,7 +80,7 @@ def measure(processes: Processes, folder: Path, rounds: int) -> dict[str, list[F
 
 
 def run_module(processes: Processes, module: str, *arguments: str) -> Facts:
-    """Return the output of a module of this bench, run in a process of its own: this process never imports torch."""
+    """Return the output of a module of this bench, run in a separate process, because this process never imports torch."""
     output = processes.run(Path(sys.executable), module, *arguments)
     facts: Facts = json.loads(output.strip().splitlines()[-1])
     return facts
@@ -96,8 +97,8 @@ def report(
     """Print the table and the goal.
 
     Args:
-        made: facts of the base.
-        agreement: agreement of our values with those of peft in float32.
+        made: facts about the base.
+        agreement: agreement of the product's values with those of peft in float32.
 
     Raises:
         BenchFailed: in a smoke run, the values differ by more than a rounding.

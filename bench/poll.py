@@ -1,11 +1,13 @@
-"""Polls of a job's state (goal C5): how many a second, compared with a FastAPI route that returns a constant, and how they last under load.
+"""Polls of a job's state (goal C5): polls per second, compared with a FastAPI route that returns a constant, and their
+latency under load.
 
     python -m bench.poll [--rounds 5] [--seconds 3] [--upload-mb 2000]
 
-The API as ``python -m api``, and a FastAPI application with one route that returns a constant, on the same uvicorn with its fastest
-parts and without an access log. Both are asked by the same raw-socket client in turns: ``unchanged`` is a poll with ``If-None-Match``
-(an authenticated 304), ``changed`` one without (200, read from the database). Then polls are sent one by one at a steady rate while a
-file is uploaded and another one is validated again and again, and in between while nothing else happens.
+The API runs as ``python -m api``, next to a FastAPI application with one route that returns a constant, on the same
+uvicorn with its fastest components and without an access log. The same raw-socket client polls both in turns:
+``unchanged`` is a poll with ``If-None-Match`` (an authenticated 304), ``changed`` one without (200, read from the
+database). Then polls are sent one by one at a steady rate, while a file is uploaded and another one is validated
+repeatedly, and in between without load.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from bench.serving.poll_variants import PolledInstallation, busy_installation, c
 
 MIN_RATIO, MAX_P99_RATIO = 2.0, 3.0
 MAX_P99_MS = 10.0
-"""A tenth of what a person notices. The ratio also grows when polls without load become faster."""
+"""Limit of the 99th percentile: a tenth of a noticeable delay. A ratio would also grow if polls without load became
+faster.
+"""
 STEADY_SECONDS = 0.005
 """Seconds between two polls of the steady rate."""
 SMOKE = {"rounds": 1, "seconds": 0.2, "upload_mb": 2, "steady_seconds": 0.3, "rows": 40}
@@ -54,8 +58,8 @@ class Poller:
         self._request = ("\r\n".join(lines) + "\r\n\r\n").encode()
 
     def per_second(self, seconds: float, connections: int) -> float:
-        """Return the highest rate of answers per second over `connections` connections; the client only sends, and
-        counts the ends of heads.
+        """Return the highest rate of answers per second over `connections` connections; the client only sends requests
+        and counts the ends of response headers.
 
         Raises:
             BenchFailed: an answer has another status.
@@ -84,7 +88,7 @@ class Poller:
             missing -= len(connection.recv(65_536))
 
     def latencies(self, seconds: float, load: Future[int] | None = None) -> list[float]:
-        """Return milliseconds of each answer to requests at a steady rate; for some seconds, and until a load has
+        """Return the milliseconds of each answer to requests at a steady rate, for some seconds or until a load has
         ended.
         """
         milliseconds, end = [], time.perf_counter() + seconds
@@ -178,12 +182,12 @@ def main() -> int:
     """Entry point."""
     parser = bench_parser("bench.poll", __doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of each variant in a round")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds per variant and round")
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--load-rounds", type=int, default=2, help="uploads")
     parser.add_argument("--upload-mb", type=int, default=2000)
     parser.add_argument(
-        "--steady-seconds", type=float, default=5.0, help="seconds of steady polls without load, in a round"
+        "--steady-seconds", type=float, default=5.0, help="seconds of steady polling without load, per round"
     )
     parser.add_argument("--rows", type=int, default=20_000, help="rows of the file that is validated")
     options = parse_options(parser, SMOKE)

@@ -1,11 +1,12 @@
-"""A DPO step of the product and of TRL (goal D1), and the reference's pass (D2): ``python -m bench.preference [--base smollm2]``.
+"""A DPO step of the product and of TRL (goal D1), and the pass that scores the reference (D2): ``python -m
+bench.preference [--base smollm2]``.
 
-The product and TRL's DPOTrainer at its best setting, both with stored scores of the reference, train the same adapter on the same
-encoded pairs in the same order, in float32, each in a process of its own. The first two steps are not counted. D2 compares the product's pass
-for the reference's scores with a plain forward pass of transformers over the same chats. All are measured by CPU time. The last lines
-are JSON, one a goal.
+The product and TRL's DPOTrainer at its best setting, both with stored scores of the reference, train the same adapter
+on the same encoded pairs in the same order, in float32, each in a separate process. The first two steps are not
+counted. D2 compares the product's pass for the reference's scores with a plain forward pass of transformers over the
+same chats. All are measured by CPU time. The last lines are JSON, one line per goal.
 
-TRL's settings (all pairs of a step at once, or one at a time) are tried with the first steps; the faster one takes part.
+TRL's settings (all pairs per step at once, or one at a time) are tried on the first steps; the faster one takes part.
 """
 
 from __future__ import annotations
@@ -38,13 +39,15 @@ PRELOADED = ("trl", "datasets", "worker.train", "worker.pretrain")
 def main() -> int:
     parser = bench_parser("bench.preference", __doc__)
     parser.add_argument(
-        "--base", choices=(TINY, SMOLLM2), default=TINY, help="base to train; the real base is trained at other sizes"
+        "--base", choices=(TINY, SMOLLM2), default=TINY, help="base to train; the real base uses different sizes"
     )
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps")
-    parser.add_argument("--pairs", type=int, default=8, help="pairs of a step")
+    parser.add_argument("--pairs", type=int, default=8, help="pairs per step")
     parser.add_argument("--pretraining-steps", type=int, default=40, help="pretraining steps of the tiny base")
-    parser.add_argument("--hidden", type=int, default=128, help="width of the tiny base; the rest of its shape follows")
-    parser.add_argument("--vocabulary", type=int, default=4096, help="tokens of the tiny base at most")
+    parser.add_argument(
+        "--hidden", type=int, default=128, help="width of the tiny base; the rest of its shape follows from it"
+    )
+    parser.add_argument("--vocabulary", type=int, default=4096, help="maximum tokens of the tiny base")
     parser.add_argument("--seq-len", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--trl-settings", nargs="+", default=TRL_SETTINGS, choices=TRL_SETTINGS)
@@ -52,7 +55,7 @@ def main() -> int:
         "--tried-steps",
         type=int,
         default=3,
-        help="steps for which each of TRL's settings is tried, before the comparison",
+        help="steps with which each of TRL's settings is tried before the comparison",
     )
     real = parser.parse_args().base == SMOLLM2
     parser.set_defaults(**(REAL if real else {}))
@@ -99,7 +102,7 @@ def tokens_of(recipe: dict[str, Any], first_step: int = 0) -> int:
 
 
 def train(processes: Processes, folder: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """Train with the product; return the same measurements as of a peer."""
+    """Train with the product; return the same measurements as for a peer."""
     run_folder = folder / "mens"
     run_folder.mkdir()
     shutil.copy(folder / "plan.json", run_folder)
@@ -129,7 +132,7 @@ def peer(
 
 
 def fastest_trl(processes: Processes, folder: Path, options: argparse.Namespace, environment: dict[str, str]) -> str:
-    """Return TRL's better setting on this machine, by one run of each over the first steps."""
+    """Return TRL's faster setting on this machine, found by running each over the first steps."""
     settings = options.trl_settings
     if len(settings) == 1:
         return str(settings[0])

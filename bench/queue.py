@@ -1,10 +1,10 @@
-"""Cost of the queue (goal C8): from a submission to the worker's start, and polls with a long queue.
+"""Overhead of the queue (goal C8): time from submission to the worker's start, and polls with a long queue.
 
     python -m bench.queue [--jobs 40] [--queued 1000] [--polls 3000]
 
-A worker (Celery, as in production) takes in turns a bare task, which is only a message, and a job: its row is written and its message
-sent, and the worker claims it by the rule of the queue. Then two APIs are polled in turns for a queued job: one has nothing else in
-its queue, the other a thousand jobs of five tenants.
+A worker (Celery, as in production) alternately takes a bare task, which is only a message, and a job, whose row is
+written and message sent, and which the worker claims by the queue's rule. Then two APIs are polled in turns for a
+queued job: one has nothing else in its queue, the other a thousand jobs of five tenants.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ MAX_RATIO, SLACK_MS, MAX_POLL_RATIO = 2.0, 5.0, 1.2
 SMOKE = {"jobs": 2, "queued": 20, "polls": 30, "warm_up": 1}
 START_SECONDS, ANSWER_SECONDS = 60, 30
 PAUSE_SECONDS = 1.5
-"""Pause before each measurement: a worker that has just ended a task checks for the next message once a second, and
-waits for it after that."""
+"""Pause before each measurement: a worker that has just ended a task first checks for the next message once a second,
+and then blocks until one arrives.
+"""
 TENANTS = ("shared", "acme", "beta", "gamma", "delta")
 
 
@@ -53,7 +54,7 @@ def submission(kind: Kind = Kind.MERGE) -> Submission:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Return the smallest value that at least the given share does not exceed."""
+    """Return the smallest value that at least the given share of the values does not exceed."""
     return sorted(values)[max(0, -(-round(share * 1000) * len(values) // 1000) - 1)]
 
 
@@ -97,7 +98,7 @@ def worker(environment: dict[str, str], log: Path) -> Iterator[None]:
 
 
 class Starts:
-    """Measures how long the worker takes to start a job that it is sent.
+    """Measures how long the worker takes to start a job.
 
     Args:
         home: home folder of the installation. broker_url: URL of its Valkey.
@@ -122,7 +123,7 @@ class Starts:
         send()
         answer: Any = self._redis.blpop([STARTED], timeout=seconds)
         if answer is None:
-            raise BenchFailed(f"The worker has begun nothing for {seconds} s.")
+            raise BenchFailed(f"The worker has not started anything for {seconds} s.")
         return (int(answer[1]) - began) / 1e6
 
 
@@ -172,7 +173,7 @@ class QueuePoller:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Run its API within the block."""
+        """Run the installation's API within the block."""
         port = free_port()
         settings = {"MENS_HOME": str(self._home), "MENS_API_PORT": str(port), "MENS_BROKER_URL": self._broker_url}
         with server(["-m", "api"], f"http://127.0.0.1:{port}/health", START_SECONDS, settings):
@@ -230,13 +231,13 @@ def _wait_for_place(poller: QueuePoller) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not poller.poll():
         if time.monotonic() > deadline:
-            raise BenchFailed("A queued job has no place.")
+            raise BenchFailed("A queued job has no queue position.")
 
 
 def main() -> int:
     """Entry point."""
     parser = bench_parser("bench.queue", __doc__)
-    parser.add_argument("--jobs", type=int, default=40, help="submissions, and as many bare tasks")
+    parser.add_argument("--jobs", type=int, default=40, help="number of submissions, and of bare tasks")
     parser.add_argument("--warm-up", type=int, default=3, help="submissions before that")
     parser.add_argument("--queued", type=int, default=1000, help="jobs in the long queue")
     parser.add_argument("--polls", type=int, default=3000, help="polls of each queue")

@@ -1,11 +1,11 @@
-"""A training step on paper, no GPU needed: ``python -m bench.roofline --model qwen3-8b --card h100``.
+"""A modelled training step; no GPU is needed: ``python -m bench.roofline --model qwen3-8b --card h100``.
 
-The trainer's own code runs one micro-batch forward and backward on tensors without memory, as it would on a GPU, and every
-operation is counted: its bytes, its FLOPs, the memory alive. An operation takes as long as its bytes or its FLOPs need, whichever is
-longer, and at least a launch: a paper figure, never a measurement. ``reserved`` is what torch's allocator would take for the tensors,
-simulated: as a worker sets it, and by default. Variants: the trainer as it is; with the activations of norms
-and MLPs recomputed, or of whole blocks; without Triton's kernels for norms, rotary embeddings and SwiGLU; and, for models with linear attention, transformers'
-reference.
+The trainer's own code runs one micro-batch forward and backward on tensors without memory, as it would on a GPU, and
+every operation is counted: its bytes, its FLOPs and the live memory. An operation takes as long as its bytes or its
+FLOPs need, whichever is longer, and at least one launch: a modelled figure, never a measurement. ``reserved`` is the
+memory that torch's allocator would take for the tensors, simulated with a worker's settings and with the defaults.
+Variants: the trainer as it is; with the activations of norms and MLPs recomputed, or of whole blocks; without Triton's
+kernels for norms, rotary embeddings and SwiGLU; and, for models with linear attention, transformers' reference.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def main() -> int:
     parser = bench_parser("bench.roofline", __doc__)
     parser.add_argument("--model", choices=list(MODELS), default="qwen3-8b")
     parser.add_argument("--card", choices=list(CARDS), default="h100")
-    parser.add_argument("--rows", type=int, default=2, help="rows of the micro-batch")
-    parser.add_argument("--tokens", type=int, default=2048, help="tokens of a row")
+    parser.add_argument("--rows", type=int, default=2, help="rows per micro-batch")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens per row")
     options = parse_options(parser, SMOKE)
     if options.smoke:
         options.model = SMOKE_MODELS.get(options.model, options.model)
@@ -50,7 +50,7 @@ def report(options: argparse.Namespace) -> bool:
 
 
 def print_groups(counted: dict[str, StepCounter]) -> None:
-    """Print the work of the trainer as it is by group, and each variant's time."""
+    """Print the work of the unchanged trainer by group, and each variant's time."""
     print(f"{'group':<18}{'operations':>11}{'GB':>9}{'TFLOP':>8}", *(f"{f'{name}, ms':>22}" for name in counted))
     for group in GROUPS:
         work = counted[NOW].groups[group]
@@ -59,7 +59,7 @@ def print_groups(counted: dict[str, StepCounter]) -> None:
 
 
 def print_totals(counted: dict[str, StepCounter], tokens: int) -> None:
-    """Print a line a variant."""
+    """Print one line per variant."""
     print(
         f"{'variant':<18}{'operations':>11}{'ms':>9}{'tokens/s':>10}{'activations, GB':>17}{'reserved':>10}{'by default':>12}"
     )

@@ -1,4 +1,5 @@
-"""Three small data sets of the kind that people tune on, made on any Debian machine: ``python -m bench.small_sets FOLDER``.
+"""Three small data sets of a typical kind for fine-tuning, made on any Debian machine: ``python -m bench.small_sets
+FOLDER``.
 
 - ``packages``: a package's one-line description → its section (real text: ``apt-cache dumpavail``).
 - ``names``: the first line of a docstring → the function's name (real text: Python's standard library).
@@ -47,7 +48,7 @@ GENERAL = (
     "Explain in one sentence what rain is.", "What is the chemical symbol of gold?", "Which season follows winter?",
     "Name the days of the weekend.", "What is the plural of mouse?", "What color is grass?",
 )  # fmt: skip
-"""Requests that none of the product's general questions repeats."""
+"""Requests that differ from all of the product's general questions."""
 
 
 def packages() -> list[Pair]:
@@ -64,7 +65,7 @@ def packages() -> list[Pair]:
 
 
 def names() -> list[Pair]:
-    """Return first lines of docstrings, of functions whose name has two words or more."""
+    """Return the first docstring lines of functions whose name has two or more words."""
     pairs: dict[str, str] = {}
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:MAX_FILES]:
         for node in ast.walk(ast.parse(path.read_bytes())):
@@ -77,7 +78,7 @@ def names() -> list[Pair]:
 
 
 def expenses() -> list[Pair]:
-    """Return sentences on expenses, each with another frame, sum and day."""
+    """Return sentences about expenses, each with a different template, sum and day."""
     rng = random.Random(7)
     pairs: dict[str, str] = {}
     while len(pairs) < 400:

@@ -1,13 +1,14 @@
 """A training step of the product and of its peers (goal C1): ``python -m bench.train [--base smollm2] [--quant none]``.
 
-Makes a tiny Qwen3 chat base, or takes SmolLM2-135M-Instruct, and a realistic chat mix, then lets the product, `transformers.Trainer` with peft, and TRL's
-SFTTrainer at its best setting train the same adapter on it, in turns (A B C A B C …), each in a process of its own, and
-compares medians of useful (non-padding) tokens per second. Base and its precision (NF4 with double quantisation, or float32), rows,
-steps, rates and the initial adapter are the same; the first two steps are not counted. Afterwards one program computes every
-adapter's mean loss over the same rows. The last lines are JSON, one a goal. With the tiny base wall time decides, with the real
-one CPU time, which takes minutes and is disturbed less.
+Makes a tiny Qwen3 chat base, or takes SmolLM2-135M-Instruct, and a realistic chat mix, then lets the product,
+`transformers.Trainer` with peft, and TRL's SFTTrainer at its best setting train the same adapter on it, in turns (A B C
+A B C …), each in a separate process, and compares medians of useful (non-padding) tokens per second. Base and its
+precision (NF4 with double quantisation, or float32), rows, steps, rates and the initial adapter are the same; the first
+two steps are not counted. Afterwards one program computes every adapter's mean loss over the same rows. The last lines
+are JSON, one line per goal. With the tiny base, wall time decides; with the real one, whose rounds take minutes, CPU
+time decides, because it is disturbed less.
 
-TRL's settings are tried once each before the rounds, with the first steps; the fastest takes part in the rounds.
+Before the rounds, each of TRL's settings is tried once on the first steps; the fastest takes part in the rounds.
 """
 
 from __future__ import annotations
@@ -71,16 +72,16 @@ SMOKE = {
     "trl_settings": TRL_SETTINGS,
 }
 REAL = {"rounds": 1, "steps": 20, "batch_size": 4, "grad_accum": 1, "held_out_rows": 4, "seq_len": 1024}
-"""`transformers.Trainer` keeps the activations and scores of its padded rows, so few of them fit into memory."""
+"""Options for the real base. `transformers.Trainer` keeps the activations and scores of its padded rows, so few rows
+fit into memory.
+"""
 REAL_SMOKE = {"rounds": 1, "steps": 3, "batch_size": 2, "held_out_rows": 1, "seq_len": 64, "trl_settings": ("single",)}
 PRELOADED = ("trl.trainer.sft_trainer", "bitsandbytes", "datasets", "worker.train", "worker.pretrain")
 
 
 def main() -> int:
     parser = bench_parser("bench.train", __doc__)
-    parser.add_argument(
-        "--base", choices=GOALS, default=TINY, help="base to train; the real base is trained at other sizes"
-    )
+    parser.add_argument("--base", choices=GOALS, default=TINY, help="base to train; the real base uses different sizes")
     parser.add_argument(
         "--quant",
         choices=("nf4", "none"),
@@ -88,17 +89,19 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps")
-    parser.add_argument("--batch-size", type=int, default=8, help="rows of a micro-batch")
-    parser.add_argument("--grad-accum", type=int, default=2, help="micro-batches of a step")
+    parser.add_argument("--batch-size", type=int, default=8, help="rows per micro-batch")
+    parser.add_argument("--grad-accum", type=int, default=2, help="micro-batches per step")
     parser.add_argument("--held-out-rows", type=int, default=40, help="held-out rows for the comparison of losses")
     parser.add_argument("--pretraining-steps", type=int, default=40, help="pretraining steps of the tiny base")
-    parser.add_argument("--hidden", type=int, default=128, help="width of the tiny base; the rest of its shape follows")
-    parser.add_argument("--vocabulary", type=int, default=4096, help="tokens of the tiny base at most")
+    parser.add_argument(
+        "--hidden", type=int, default=128, help="width of the tiny base; the rest of its shape follows from it"
+    )
+    parser.add_argument("--vocabulary", type=int, default=4096, help="maximum tokens of the tiny base")
     parser.add_argument("--seq-len", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--trl-settings", nargs="+", default=TRIED_SETTINGS, choices=TRL_SETTINGS)
     parser.add_argument(
-        "--tried-steps", type=int, default=5, help="steps for which each of TRL's settings is tried, before the rounds"
+        "--tried-steps", type=int, default=5, help="steps with which each of TRL's settings is tried before the rounds"
     )
     real = parser.parse_args().base == SMOLLM2
     parser.set_defaults(**(REAL if real else {}))
@@ -151,7 +154,7 @@ def measure(trainers: Trainers, options: argparse.Namespace) -> dict[str, list[T
 
 
 def fastest_trl(trainers: Trainers, settings: list[str], steps: int) -> str:
-    """Return TRL's best setting on this machine, by one run of each over the first steps."""
+    """Return TRL's fastest setting on this machine, found by running each over the first steps."""
     if len(settings) == 1:
         return settings[0]
     # One run decides, so by CPU time: wall time depends on what else the machine does at that moment.

@@ -30,7 +30,7 @@ from shared.settings import Settings, read_settings
 
 STAGES = ("pull", "extract", "pairs", "generate", "filter", "mix")
 DIGESTS_NAME = "digests.json"
-PULL_REASON, CHECKED_LATER = "the table may have new rows", "depends on the stages before"
+PULL_REASON, CHECKED_LATER = "the table may have new rows", "depends on earlier stages"
 
 
 def build(
@@ -42,14 +42,14 @@ def build(
     evals: Sequence[EvalContent] = (),
     note_pull: Callable[[PullReport, Path], object] = lambda _report, _folder: None,
 ) -> Iterator[StageAction]:
-    """Run the stages up to one of them; yield each action before it is carried out.
+    """Run the stages up to and including ``to``; yield each action before it is carried out.
 
     Args:
-        path: the recipe's path; its folder is where paths start.
+        path: the recipe's path; paths in the recipe are relative to its folder.
         to: the last stage.
         dry_run: whether only to yield the actions.
-        evals: whose items must not be in the output.
-        note_pull: is called with the outcome of the pull and its folder.
+        evals: evals whose items must not be in the output.
+        note_pull: called with the outcome of the pull and its folder.
 
     Raises:
         MensError: the stage's error. The stages before it stay done.
@@ -70,7 +70,7 @@ class _Build:
     """One build.
 
     Attributes:
-        is_open: whether a stage was not run, as in a dry run, so that those after it cannot be decided.
+        is_open: whether a stage was skipped (as in a dry run), so that the later stages cannot be decided.
     """
 
     recipe: CorpusRecipe
@@ -83,7 +83,7 @@ class _Build:
 
     @cached_property
     def digests(self) -> FileDigests:
-        """Digests of inputs and outputs, as far as these are as at the last build."""
+        """Digests of the inputs and outputs that have not changed since the last build."""
         return FileDigests(self.work / DIGESTS_NAME)
 
     @property
@@ -122,7 +122,8 @@ class _Build:
         stage = Generation(self.folder / section.recipe, section.rows)
         if stage.recipe.models:
             raise recipe_invalid(
-                f"{section.recipe} asks models, which a build does not do. Run `mens generate-data {section.recipe}`, then name its folder in "
+                f"{section.recipe} has columns that models write, which a build does not support. Run `mens "
+                f"generate-data {section.recipe}`, then name its folder in "
                 "`mix.sources`.",
                 "generate.recipe",
                 None,
@@ -156,7 +157,9 @@ class _Build:
         self.note_pull(report, target)
 
     def _filterings(self) -> Iterator[tuple[str, MixSource, Filtering | None]]:
-        """Yield the folder of each source of the mix, the source, and its filters; None for a source that the mix has to judge."""
+        """Yield, for each source of the mix, its folder, the source, and its filter stage; None for a source that only
+        the mix can check.
+        """
         filters = self.recipe.filters
         for number, source in enumerate(self.recipe.mix_with_sources().sources):
             files = find_files(self.folder / source.path, self.digests.of) if filters and source.weight > 0 else None

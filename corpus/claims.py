@@ -1,4 +1,6 @@
-"""Claims of outputs: one command at a time writes an output, and what cannot be written is known before the work begins."""
+"""Claims of outputs: only one command at a time writes an output, and an output that cannot be written is detected
+before the work begins.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,16 @@ LOCK_SUFFIX = ".lock"
 
 @contextmanager
 def claimed(output: Path, *, is_folder: bool) -> Iterator[None]:
-    """Keep an output for this process as long as the context lasts; a folder that does not exist is made, and removed if nothing is written into it.
+    """Reserve an output for this process while the context lasts; a missing folder is created, and removed if nothing
+    is written into it.
 
     The lock is a file in the folder, ``.lock``, or next to the file, ``.train.jsonl.lock``. The kernel ends the claim of a process that dies.
 
     Args:
-        is_folder: whether the output is a folder, or a file.
+        is_folder: whether the output is a folder rather than a file.
 
     Raises:
-        Conflict: ``CORPUS_BUSY``: another process, or another claim of this one, has it.
+        Conflict: ``CORPUS_BUSY``: another process, or another claim of this process, holds it.
         InvalidRequest: ``PATH_INVALID``.
         Unavailable: ``STORAGE_UNAVAILABLE``.
     """
@@ -65,7 +68,7 @@ def claimed(output: Path, *, is_folder: bool) -> Iterator[None]:
 
 
 def _lock(path: Path) -> int | None:
-    """Return the descriptor of the locked file; None if another holds it."""
+    """Return the descriptor of the locked file; None if another claim holds the lock."""
     while True:
         lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
         try:

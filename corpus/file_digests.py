@@ -1,4 +1,4 @@
-"""Digests of files that a build has read before: a file that has not changed since is not read again."""
+"""Digests of files that an earlier build has read: a file that has not changed since then is not read again."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from corpus.shards import write_json
 from shared.hashing import digest_stream
 
 DigestOf = Callable[[Path], str]
-"""Returns SHA-256 of a file: :func:`shared.hashing.digest_file`, or :meth:`FileDigests.of`."""
+"""A function that returns a file's SHA-256: :func:`shared.hashing.digest_file`, or :meth:`FileDigests.of`."""
 QUIET_NANOSECONDS = 2_000_000_000
-"""Age from which on a change of a file shows in its times; the clocks of file systems are coarse."""
+"""Minimum age at which a file's timestamps are trusted to show later changes; file system clocks are coarse."""
 
 
 class KnownFile(msgspec.Struct, frozen=True, array_like=True):
@@ -37,7 +37,7 @@ class FileDigests:
     """Digests by size, times and inode, kept in a file.
 
     Args:
-        store: the file; it may be missing or of no use.
+        store: the file; it may be missing or unreadable.
     """
 
     def __init__(self, store: Path) -> None:
@@ -65,7 +65,7 @@ class FileDigests:
         return sha256
 
     def save(self) -> None:
-        """Write the digests, without those of missing files, if they have changed."""
+        """Write the digests if they have changed, leaving out those of missing files."""
         # Of a path in a closed folder, `Path.exists` raises an error.
         kept = {name: noted for name, noted in self._known.items() if os.path.exists(name)}  # noqa: PTH110
         kept |= self._used
@@ -74,7 +74,7 @@ class FileDigests:
 
 
 def _name_of(path: Path) -> str:
-    """Return the name of a file in the store; bytes that are not UTF-8 are escaped, because JSON has none."""
+    """Return a file's name as the store has it; bytes that are not UTF-8 are escaped, because JSON cannot hold them."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 

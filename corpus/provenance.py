@@ -1,4 +1,4 @@
-"""Identity and origin of a row. The same row has the same id in every corpus; its origin lies in a file next to the rows."""
+"""Identity and origin of a row. The same row has the same id in every corpus; its origin is in a file next to the rows."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from shared.hashing import digest_json
 
 ID_DIGITS = 16
 SOURCES_SUFFIX = ".sources.jsonl"
-"""End of the name of a file of provenance: ``train.sources.jsonl`` next to ``train.jsonl``."""
+"""Suffix of a provenance file: ``train.sources.jsonl`` next to ``train.jsonl``."""
 LABELS = frozenset(Labels.__struct_fields__)
 _TURN_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 
 
 class Provenance(msgspec.Struct, kw_only=True):
-    """Where a row comes from, and what was done to it.
+    """Origin of a row, and the steps that changed it.
 
     Attributes:
         id: the row's id.
         source: kind and name: ``sql:telemetry``, ``file:faq.jsonl``, ``code:shared``, ``generate:support``.
         locator: place in the source: ``{file, line}``, ``{key, watermark}``, ``{repo, commit, path, lines}`` or
             ``{recipe, index, sample}``.
-        content_sha256: SHA-256 of the source's own content (line, tuple, unit) before anything was changed; None if personal data is replaced.
+        content_sha256: SHA-256 of the source's own content (line, tuple, unit) before anything was changed; None if
+            personal data was replaced.
         license: an SPDX expression, or ``proprietary-own``.
-        stages: marks of the stages that the row passed (``keys.py:stage_mark``), the first of them first.
+        stages: marks of the stages that the row passed (``keys.py:stage_mark``), in order.
         parents: ids of the rows or units that it was made from.
-        generator: ``{endpoint, model, revision, request_sha256, method}`` of a row that a model wrote.
+        generator: ``{endpoint, model, revision, request_sha256, method}`` for a row that a model wrote.
         redactions: number of replaced values by kind.
         checks: results of checks, such as ``{"compiles": true, "tests": 3}``.
     """
@@ -52,10 +53,11 @@ class Provenance(msgspec.Struct, kw_only=True):
 
 
 def forget_digests(provenance: Provenance, *, redacted: bool, changed: bool) -> None:
-    """Remove digests of content before personal data was replaced: who has the redacted row could confirm guesses with them.
+    """Remove digests of the content before redaction: with them, a reader of the redacted row could confirm guesses of
+    the personal data.
 
     Args:
-        redacted: whether redactors have seen the row.
+        redacted: whether the row went through redactors.
         changed: whether they replaced something in it.
     """
     if redacted:
@@ -74,9 +76,10 @@ def content_id(value: Any) -> str:
 
 
 def row_id(row: Mapping[str, Any]) -> str:
-    """Return the id of a row, by its turns and tools alone: labels and the form in which it is written do not matter.
+    """Return the id of a row.
 
-    A row that is not a chat, such as a pair of answers, is identified by all of its keys except labels.
+    It depends only on the turns and tools, not on labels or on the format of the row. A row that is not a chat, such as
+    a pair of answers, is identified by all of its keys except labels.
     """
     try:
         return record_id(decode_line(msgspec.json.encode(row)))
@@ -85,7 +88,7 @@ def row_id(row: Mapping[str, Any]) -> str:
 
 
 def record_id(record: Record) -> str:
-    """Return the id of a row that was read."""
+    """Return the id of a parsed row."""
     messages = record.conversation()
     if not record.tools and not any(turn.tool_calls or turn.reasoning_content for turn in messages):
         # The same bytes as canonical JSON, in a third of its time: there are only strings.
@@ -101,13 +104,15 @@ def record_id(record: Record) -> str:
 
 
 def read_provenance(path: Path) -> Iterator[Provenance]:
-    """Yield the lines of a file of provenance."""
+    """Yield the lines of a provenance file."""
     with path.open("rb") as file:
         yield from map(_decode, file)
 
 
 def stated_terms(rows: Path) -> list[str]:
-    """Return the models of other servers that wrote rows of a file, each with what was stated about its terms; none without provenance."""
+    """Return the remote models that wrote rows of a file, each with the statement about its terms; none without
+    provenance.
+    """
     path = rows.with_name(rows.name.removesuffix(".jsonl") + SOURCES_SUFFIX)
     if not path.is_file():
         return []
@@ -126,7 +131,7 @@ def stated_terms(rows: Path) -> list[str]:
 
 
 def parse_provenance(line: bytes) -> Provenance:
-    """Return a line of a file of provenance.
+    """Parse a line of a provenance file.
 
     Raises:
         ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.
@@ -137,7 +142,7 @@ def parse_provenance(line: bytes) -> Provenance:
         raise ArtifactInvalid(
             Code.CORPUS_SHARD_CHANGED,
             f"A line of a source's *{SOURCES_SUFFIX} is not provenance.",
-            remedy=f"Rename other files whose names end in {SOURCES_SUFFIX}, or run the stage again that wrote this one.",
+            remedy=f"Rename other files whose names end in {SOURCES_SUFFIX}, or rerun the stage that wrote this one.",
         ) from None
 
 

@@ -11,8 +11,8 @@ from corpus.mixing.mix_file import Mix, MixModel, MixSource, read_recipe_file, r
 
 PULLED, PULLED_ROWS, UNITS, PAIRS = "pulled", "pulled.jsonl", "units", "pairs"
 GENERATED, FILTERED = "generated", "filtered"
-"""Names in the work folder: pulled rows with all their versions, the newest of each, units, rows made of units, generated rows, and the
-rows of each source of the mix after the filters.
+"""Names of folders in the work folder: pulled rows with all their versions, the newest of each, units, rows made of
+units, generated rows, and the rows of each source of the mix after the filters.
 """
 
 
@@ -20,8 +20,8 @@ class ExtractSection(MixModel):
     """The files that units are taken from.
 
     Attributes:
-        paths: files and folders, from the recipe's folder.
-        language: as in ``mens corpus extract --language``.
+        paths: files and folders, relative to the recipe's folder.
+        language: language, as in ``mens corpus extract --language``.
     """
 
     paths: list[str] = Field(min_length=1)
@@ -30,17 +30,17 @@ class ExtractSection(MixModel):
 
 
 class PairsSection(MixModel):
-    """The rules that make rows of units; all of them if none is named."""
+    """The rules that make rows from units; all rules if none is named."""
 
     rules: list[str] = []
 
 
 class GenerateSection(MixModel):
-    """Rows from columns, without a model.
+    """Rows generated from columns, without a model.
 
     Attributes:
-        recipe: file of the columns, from the recipe's folder.
-        rows: instead of the number in that file.
+        recipe: recipe file of the columns, relative to the recipe's folder.
+        rows: number of rows, instead of the number in that file.
     """
 
     recipe: str = Field(min_length=1)
@@ -51,8 +51,8 @@ class FiltersSection(MixModel):
     """Filters of the rows of all sources of the mix.
 
     Attributes:
-        secrets: whether rows that hold a secret are left out.
-        personal_data: redactors, in order, as ``redact`` of a pull.
+        secrets: whether rows that contain a secret are left out.
+        personal_data: redactors, in order, as in a pull's ``redact``.
     """
 
     secrets: bool = True
@@ -60,7 +60,7 @@ class FiltersSection(MixModel):
 
 
 class RecipeMix(Mix):
-    """The mix of a recipe. Without sources it takes the rows of all stages."""
+    """The mix of a recipe. If it names no sources, it takes the rows of all stages."""
 
     sources: list[MixSource] = []
 
@@ -69,12 +69,12 @@ class CorpusRecipe(MixModel):
     """A recipe.
 
     Attributes:
-        work: folder of the stages, from the recipe's folder.
+        work: folder of the stages, relative to the recipe's folder.
         pull: a table as a source (``reading/pull_spec.py:PullSpec``).
         extract: files as a source; their units become rows by ``pairs``.
         generate: rows from columns as a source.
         filters: filters of the rows of all sources.
-        mix: the training file.
+        mix: the mix that makes the training file.
     """
 
     work: str = Field("corpus", min_length=1)
@@ -86,7 +86,7 @@ class CorpusRecipe(MixModel):
     mix: RecipeMix
 
     def mix_with_sources(self) -> Mix:
-        """Return the mix, with the stages' rows where it does not name sources."""
+        """Return the mix, with the stages' rows as sources if it names none."""
         paths = [f"{self.work}/{PULLED_ROWS}"] if self.pull is not None else []
         paths += [f"{self.work}/{PAIRS}"] if self.extract else []
         paths += [f"{self.work}/{GENERATED}"] if self.generate else []

@@ -4,8 +4,8 @@
     pairs/part-00000.sources.jsonl      the provenance of each row, where the stage has one
     pairs/index.json                    stage, key, and of each file name, SHA-256, rows, bytes
 
-The index is removed first and written last, so a folder with an index is complete. Every file is written as ``.partial``,
-flushed and renamed: after a kill each name has its whole content or does not exist.
+The index is removed first and written last, so a folder with an index is complete. Every file is written as
+``.partial``, flushed and renamed: after a kill, a file is either complete or does not exist.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from shared.host import disk_errors
 
 INDEX_NAME = "index.json"
 MAX_SHARD_BYTES = 64 << 20
-"""Largest shard; a single line may be larger."""
+"""Largest size of a shard; a single longer line gets a shard of its own."""
 PARTIAL_SUFFIX = ".partial"
 RETRACTED_NAME = "retracted.jsonl"
-"""In a folder of a pull, the keys whose rows never come again, one JSON list per line (`mens corpus retract`)."""
+"""File in a pull's folder with the retracted keys, one JSON list per line (`mens corpus retract`)."""
 
 
 class Shard(msgspec.Struct, frozen=True):
     """A file of a stage's output.
 
     Attributes:
-        rows: lines in it.
-        sources_sha256: digest of its file of provenance; None if it does not have one.
+        rows: number of its lines.
+        sources_sha256: digest of its provenance file; None if it does not have one.
     """
 
     name: str
@@ -53,7 +53,7 @@ class ShardIndex(msgspec.Struct, frozen=True, kw_only=True):
     """The output of a finished stage.
 
     Attributes:
-        report: counts of the stage, such as rows dropped by code.
+        report: counts of the stage, such as the number of dropped rows by code.
     """
 
     schema: int = 1
@@ -67,16 +67,19 @@ class ShardIndex(msgspec.Struct, frozen=True, kw_only=True):
         return sum(shard.rows for shard in self.shards)
 
     def digest(self) -> str:
-        """Return SHA-256 over the digests of all files: the stage's output as an input of the next one."""
+        """Return the SHA-256 of the digests of all files: it identifies the stage's output as an input of the next
+        stage.
+        """
         joined = "".join(f"{shard.name}\0{shard.sha256}\0{shard.sources_sha256}\n" for shard in self.shards)
         return hashlib.sha256(joined.encode()).hexdigest()
 
 
 class PartialFile:
-    """A file that gets its name when it is complete. As a context, it is finished, or removed after an exception.
+    """A file that gets its final name when it is complete. As a context manager, it finishes the file, or removes it
+    after an exception.
 
     Attributes:
-        bytes: that were written.
+        bytes: number of bytes written.
         sha256: SHA-256 of the finished file.
 
     Raises:
@@ -101,7 +104,7 @@ class PartialFile:
         self.bytes += len(data)
 
     def seal(self) -> None:
-        """Write all of it to the disk, still without its name. A second call does nothing."""
+        """Write all of it to disk, still under its temporary name. A second call does nothing."""
         if not self._file.closed:
             with disk_errors():
                 self._file.flush()
@@ -109,7 +112,7 @@ class PartialFile:
                 self._file.close()
 
     def finish(self) -> str:
-        """Seal the file and give it its name, or remove it if that fails. Returns its SHA-256."""
+        """Seal the file and give it its final name, or remove it if that fails. Returns its SHA-256."""
         try:
             self.seal()
             with disk_errors():
@@ -141,10 +144,11 @@ class PartialFile:
 
 @contextmanager
 def rows_with_sources(path: Path, *, has_sources: bool = True) -> Iterator[tuple[PartialFile, PartialFile | None]]:
-    """Write a file of rows and its provenance, so that rows never lie next to the provenance of others, also after a kill.
+    """Write a file of rows and its provenance, so that rows are never next to the provenance of other rows, even after
+    a kill.
 
     Args:
-        has_sources: whether the rows have provenance; without it, that of an earlier file is removed.
+        has_sources: whether the rows have provenance; if not, the provenance of an earlier file is removed.
     """
     pair = [path, sources_path(path)]
     with files_together(pair[: 1 + has_sources], obsolete=pair[1 + has_sources :]) as files:
@@ -153,11 +157,12 @@ def rows_with_sources(path: Path, *, has_sources: bool = True) -> Iterator[tuple
 
 @contextmanager
 def files_together(paths: Sequence[Path], obsolete: Sequence[Path] = ()) -> Iterator[list[PartialFile]]:
-    """Write files of one folder that belong together: after a kill, none lies next to one of an earlier run.
+    """Write files of one folder that belong together: even after a kill, they are never mixed with files of an earlier
+    run.
 
     Args:
-        paths: their names, of which the first is given last.
-        obsolete: files of an earlier run that have no successor.
+        paths: their paths; the first file is renamed last.
+        obsolete: files of an earlier run without a successor.
     """
     with ExitStack() as stack:
         files = [stack.enter_context(PartialFile(path)) for path in paths]
@@ -184,7 +189,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder, or a renamed file could lose its name with the power."""
+    """Flush a folder; otherwise a power cut could undo the renaming of a file."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -193,9 +198,10 @@ def sync_folder(folder: Path) -> None:
 
 
 class StageWriter:
-    """Writes the output of a stage. As a context, it writes the index at the end, or no index after an exception.
+    """Writes the output of a stage. As a context manager, it writes the index at the end, or no index after an
+    exception.
 
-    The boundaries of shards depend on the lines alone, not on the number of processes that made them.
+    The boundaries of shards depend only on the lines, not on the number of processes that made them.
 
     Args:
         stage: name of the stage.
@@ -205,7 +211,7 @@ class StageWriter:
     Attributes:
         key: the index's key.
         report: counts for the index; the stage fills it.
-        index: the finished output, after the context.
+        index: index of the finished output, available after the context ends.
     """
 
     def __init__(
@@ -226,12 +232,12 @@ class StageWriter:
 
     @property
     def finished(self) -> list[Shard]:
-        """The shards that are complete on disk, with kept ones."""
+        """The shards that are complete on disk, including kept ones."""
         return self._shards
 
     @property
     def rows(self) -> int:
-        """The rows that were written, with those of kept shards."""
+        """Number of rows written, including those of kept shards."""
         return sum(shard.rows for shard in self._shards) + self._count
 
     def write_row(self, row: Mapping[str, Any], provenance: Provenance) -> str:
@@ -290,12 +296,12 @@ class StageWriter:
 
 
 def sources_path(rows: Path) -> Path:
-    """Return the place of the provenance of a file of rows."""
+    """Return the path of the provenance of a file of rows."""
     return rows.with_name(rows.name.removesuffix(".jsonl") + SOURCES_SUFFIX)
 
 
 def has_retracted(folder: Path) -> bool:
-    """Return whether a folder is that of a pull with retracted keys, whose rows are still in its shards."""
+    """Return whether a folder belongs to a pull with retracted keys; their rows are still in its shards."""
     try:
         return bool((folder / RETRACTED_NAME).read_bytes().strip())
     except (FileNotFoundError, NotADirectoryError):
@@ -321,7 +327,7 @@ def checked_shards(folder: Path, digest: Callable[[Path], str] = digest_file) ->
     if index is None:
         raise NotFound(
             Code.CORPUS_SOURCE_MISSING,
-            f"{folder} does not have a complete output of a stage: {INDEX_NAME} is missing.",
+            f"{folder} does not contain a complete output of a stage: {INDEX_NAME} is missing.",
             remedy="Run the stage that writes it.",
             param=str(folder),
         )
@@ -329,15 +335,15 @@ def checked_shards(folder: Path, digest: Callable[[Path], str] = digest_file) ->
         if changed := changed_file(folder, shard, digest):
             raise ArtifactInvalid(
                 Code.CORPUS_SHARD_CHANGED,
-                f"{changed} is not the file that the stage {index.stage} wrote.",
-                remedy="Do not edit shards; change the input of the stage, and run it again.",
+                f"{changed} has changed since the stage {index.stage} wrote it.",
+                remedy="Do not edit shards; change the stage's input and run the stage again.",
                 param=str(changed),
             )
     return [folder / shard.name for shard in index.shards]
 
 
 def changed_file(folder: Path, shard: Shard, digest: Callable[[Path], str] = digest_file) -> Path | None:
-    """Return the file of a shard whose content is not what the index says, or that is missing; None if all are right."""
+    """Return the first shard file that is missing or does not match the index; None if all match."""
     files = {folder / shard.name: shard.sha256}
     if shard.sources_sha256:
         files[sources_path(folder / shard.name)] = shard.sources_sha256
@@ -360,7 +366,8 @@ def read_lines(paths: Sequence[Path]) -> Iterator[tuple[bytes, bytes | None]]:
 
 
 def require_same_row(provenance_id: str, row: str, path: Path, line: int) -> None:
-    """Refuse a row whose provenance is that of another one: it would lead to the wrong source, and a retraction would miss the row.
+    """Refuse a row whose provenance belongs to another row: it would lead to the wrong source, and a retraction would
+    miss the row.
 
     Raises:
         ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.
@@ -368,17 +375,21 @@ def require_same_row(provenance_id: str, row: str, path: Path, line: int) -> Non
     if provenance_id != row:
         raise ArtifactInvalid(
             Code.CORPUS_SHARD_CHANGED,
-            f"Line {line} of {path} is the row {row}, but that line of {sources_path(path).name} is about the row {provenance_id}.",
-            remedy="Write changed rows into a file of their own, and run the stage that wrote this one again; or remove its provenance.",
+            f"Line {line} of {path} is the row {row}, but the same line of {sources_path(path).name} describes the "
+            f"row {provenance_id}.",
+            remedy=(
+                "Write changed rows to a separate file and rerun the stage that wrote this one, or delete its "
+                "provenance file."
+            ),
             param=str(path),
         )
 
 
 def other_rows(path: Path) -> ArtifactInvalid:
-    """Return the error of a file whose rows are not those of its provenance."""
+    """Return the error for a file whose rows do not match its provenance."""
     return ArtifactInvalid(
         Code.CORPUS_SHARD_CHANGED,
         f"{path} and {sources_path(path).name} do not have the same number of lines.",
-        remedy="Write rows into a file of their own, and run the stage that wrote this one again; or remove its provenance.",
+        remedy="Write rows to a separate file and rerun the stage that wrote this one, or delete its provenance file.",
         param=str(path),
     )

@@ -1,4 +1,4 @@
-"""Sources of a mix: files of rows with the digests of their content, and the parts that processes read at once."""
+"""Sources of a mix: files of rows with the digests of their content, and the parts that processes read in parallel."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SourceFiles:
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
-    """A part of a file of rows, and the same lines of its provenance; None without provenance."""
+    """A part of a file of rows, and the corresponding part of its provenance; None without provenance."""
 
     rows: FilePart
     origins: FilePart | None
@@ -68,7 +68,8 @@ def find_files(path: Path, digest: DigestOf = digest_file) -> SourceFiles | None
 
 
 def refuse_retracted(path: Path) -> None:
-    """Refuse the folder of a pull with retracted keys, or one of its shards: these still have their rows.
+    """Refuse the folder of a pull with retracted keys, or one of its shards, because they still contain the retracted
+    rows.
 
     Raises:
         InvalidRequest: ``CORPUS_ROWS_RETRACTED``.
@@ -80,13 +81,16 @@ def refuse_retracted(path: Path) -> None:
         raise InvalidRequest(
             Code.CORPUS_ROWS_RETRACTED,
             f"{path} has rows of retracted keys, which {folder / RETRACTED_NAME} lists.",
-            remedy="Run `mens corpus pull --file` or the build again, and read the file that it writes: files from before the retraction still have them.",
+            remedy=(
+                "Run `mens corpus pull --file` or the build again, and use the file that it writes: files from "
+                "before the retraction still contain those rows."
+            ),
             param=str(path),
         )
 
 
 def _rows_name(path: Path) -> str:
-    """Return the name of a file of rows; other than the path's own if that is a file of provenance."""
+    """Return the name of the file of rows for a path, which may be that of its provenance file."""
     return path.name.removesuffix(".sources.jsonl").removesuffix(".jsonl") + ".jsonl"
 
 

@@ -1,4 +1,4 @@
-"""Stages: what a stage offers to be built, and whether it has to run again, and why."""
+"""Stages: the interface that a build uses, and the decision whether and why a stage must run again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATE_NAME = "build.json"
 
 
 class CorpusStage(Protocol):
-    """A stage whose output depends on its parameters and the digests of its inputs alone."""
+    """A stage whose output depends only on its parameters and the digests of its inputs."""
 
     @property
     def name(self) -> str: ...
@@ -25,7 +25,7 @@ class CorpusStage(Protocol):
     def version(self) -> int: ...
 
     def parameters(self) -> dict[str, Any]:
-        """Return everything but the inputs that changes the output, as JSON values."""
+        """Return everything except the inputs that affects the output, as JSON values."""
         ...
 
     def inputs(self) -> dict[str, str]:
@@ -64,7 +64,7 @@ class BuildState:
             self._stages = {}
 
     def decide(self, stage: CorpusStage, folder: Path) -> StageAction:
-        """Return whether the stage has to run, by its key and the digests of its shards."""
+        """Return whether the stage must run, judged by its key and the digests of its shards."""
         index = read_index(folder)
         if index is None:
             return StageAction(stage.name, True, "new")
@@ -78,7 +78,7 @@ class BuildState:
         return StageAction(stage.name, False, "done")
 
     def note(self, stage: CorpusStage) -> None:
-        """Store what the stage was run with."""
+        """Store the rule and input that the stage was run with."""
         self._stages[stage.name] = _state_of(stage)
         write_json(self._path, self._stages)
 

@@ -42,7 +42,7 @@ class RowVerdict:
 
     Attributes:
         row: the row to write, changed or not; None if it is left out.
-        code: why it is left out or was changed; None for a row that is kept as it is.
+        code: why it was left out or changed; None for a row that is kept unchanged.
         redactions: number of replaced values by kind, for the provenance.
         reason: a few words for reports; never a part of the row.
     """
@@ -54,11 +54,11 @@ class RowVerdict:
 
 
 class CorpusFilter(Protocol):
-    """Judges rows, some at a time. It is picklable and keeps no state between calls, so that processes can share the work.
+    """Judges rows in batches. It can be pickled and keeps no state between calls, so that processes can share the work.
 
     Attributes:
         name: its key in a recipe's ``filters``.
-        version: raised when equal rows would get other verdicts.
+        version: increased when the same rows would get different verdicts.
     """
 
     name: str

@@ -53,8 +53,7 @@ def decode_line(path: Path, number: int, line: bytes) -> GoldenLine:
 
 
 def check_kept(folder: Path, place: str, answer: GoldenAnswer) -> None:
-    """Check that an answer is the body that was kept when it arrived, so that neither it nor its file was written
-    later.
+    """Check that an answer equals the body that was stored when it arrived, so that neither was changed later.
 
     Raises:
         ArtifactInvalid: they differ.
@@ -68,5 +67,8 @@ def check_kept(folder: Path, place: str, answer: GoldenAnswer) -> None:
 
 
 def _unreadable(message: str) -> ArtifactInvalid:
-    remedy = "Delete the line, or the file, and run `mens migrate openai record` (or `import`) again; or use a copy of the archive."
+    remedy = (
+        "Delete the line, or the file, and run `mens migrate openai record` (or `import`) again; or use a copy of "
+        "the archive."
+    )
     return ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy=remedy)

@@ -1,4 +1,6 @@
-"""Chooses the prompts for a tuned model before it ends: none that it was trained on, and the same ones on every run."""
+"""Chooses the prompts for a tuned model before it is shut down: none that it was trained on, and the same ones in every
+run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from shared.datasets.duplicates import SketchedRows
 
 PROMPT_FIELDS = ("tools", "functions", "response_format", "parallel_tool_calls", "tool_choice")
-"""Fields of a request, besides its messages, that change the answer and that rows, chats and batches have kept."""
+"""Fields of a request, in addition to its messages, that affect the answer and that rows, chats and batches contain."""
 NOT_SENT = ("weight", "refusal", "annotations", "audio", "id")
 TYPICAL_ROW_BYTES = 200
 ROWS_AT_ONCE = 2_000
@@ -49,7 +51,7 @@ class PromptChoice(msgspec.Struct, frozen=True):
     """The prompts of a model.
 
     Attributes:
-        left_out: number of prompts that were not taken, by reason.
+        left_out: number of prompts left out, by reason.
         notes: notes for a reader of the comparison.
     """
 
@@ -70,8 +72,8 @@ def choose_prompts(
     """Choose the prompts for a model: the user's own first, then the others in an order that depends only on them.
 
     Args:
-        limit: most prompts.
-        own: a file of the user's prompts, in any form of a row.
+        limit: largest number of prompts.
+        own: a file of the user's prompts, in any row format.
         trained: training files that the archive does not have.
     """
     jobs = [job for job in contents.jobs(project) if model_of(model) == job.get("fine_tuned_model")]
@@ -95,7 +97,7 @@ def choose_prompts(
     if not chosen:
         chosen = {prompt.id: prompt for path in training_files for prompt in _set_aside(path)}
         if chosen:
-            notes.append("these are training rows, which favour the old model; do not train on them again")
+            notes.append("these are training rows, which favour the old model; do not train the successor on them")
     ordered = sorted(chosen.values(), key=lambda prompt: (prompt.source != "yours", prompt.id))
     if ordered[limit:]:
         left_out[f"over the limit of {limit}"] = len(ordered) - limit
@@ -103,7 +105,7 @@ def choose_prompts(
 
 
 def model_of(name: str) -> str:
-    """Return the model that a checkpoint's name belongs to; any other name is unchanged."""
+    """Return the model that a checkpoint's name belongs to; return any other name unchanged."""
     return name.partition(":ckpt-step-")[0]
 
 
@@ -149,8 +151,8 @@ def to_request(row: dict[str, Any]) -> Request | None:
 
 
 def spoken(messages: Iterable[dict[str, Any]]) -> str:
-    """Return the string by which prompts are compared: their turns without system content, which all rows of a file may
-    share.
+    """Return the string by which prompts are compared: the turns without the system content, which all rows of a file
+    may share.
     """
     turns = (f"<{m.get('role')}> {_text(m)}" for m in messages if m.get("role") not in {"system", "developer"})
     return " ".join(" ".join(turns).lower().split())

@@ -1,4 +1,4 @@
-"""The receipt of a gate: whether a new model may replace a tuned model, by which evidence, and on which inputs.
+"""The receipt of a gate: whether a new model may replace a tuned model, with the evidence and the inputs.
 
 ``gate/MODEL.json`` of an archive. ``gate`` writes it, ``switch`` reads it before it moves a name, ``report``
 shows it. The shape is documented in docs/migration.md.
@@ -17,11 +17,11 @@ from shared.statistics.paired import Status
 
 GATE = "gate"
 LARGE_MARGIN = 0.1
-"""A loss above this is more than a reader expects from the word passed."""
+"""A gate that allows a larger loss can hardly be called passed."""
 
 
 class MigrationGate(msgspec.Struct, frozen=True):
-    """One measure in which the new model must not be worse.
+    """One measure on which the new model must not be worse.
 
     Attributes:
         name: the measure, e.g. ``similarity``, ``json_valid``, ``eval:Tone/exact``.
@@ -31,13 +31,13 @@ class MigrationGate(msgspec.Struct, frozen=True):
         value: the value compared with ``bound``: ``new - old``, or a rate. None without any pair.
         interval: confidence interval of ``value``.
         bound: ``value`` passes when the interval's lower end is not below it.
-        items: prompts that were compared.
-        items_needed: number of prompts that would decide, if these are too few.
+        items: number of prompts that were compared.
+        items_needed: number of prompts that would decide the gate, if these are too few.
         smallest_visible: the smallest loss that this many prompts detect four times out of five.
-        p_value: two-sided p-value of the old and the new model being alike.
-        reason: why it is not passed, or a note for the reader.
-        unscored: prompts that are left out because a judge model gave no score.
-        decisive: whether a model that always scores 0 would fail it. A gate that nonsense passes proves nothing.
+        p_value: two-sided p-value for the hypothesis that both models are equally good.
+        reason: why it did not pass, or a note for the reader.
+        unscored: number of prompts left out because a judge model gave no score.
+        decisive: whether a model that always scores 0 would fail the gate; otherwise even nonsense passes it.
     """
 
     name: str
@@ -62,16 +62,16 @@ class MigrationGate(msgspec.Struct, frozen=True):
 
 
 class GraderCheck(msgspec.Struct, frozen=True):
-    """Comparison of one of OpenAI's graders here with its scores at OpenAI, on OpenAI's own stored answers.
+    """Comparison of a grader's scores here with its scores at OpenAI, on the answers that OpenAI stored.
 
     Attributes:
         name: name of the gate.
-        compared: stored answers that were graded again.
-        agreeing: number of them with the stored score.
-        may_block: whether these are enough for its gate to count for the verdict.
-        differences: the first answers with another score: {item, stored, here}.
+        compared: number of stored answers that were graded again.
+        agreeing: number of those that got the stored score.
+        may_block: whether enough scores agree for the gate to count for the verdict.
+        differences: the first answers with a different score: {item, stored, here}.
         refused: why it cannot be run here; empty if it can.
-        unscored: stored answers that the judge model gave no score; they are not among ``compared``.
+        unscored: number of stored answers without a score of the judge model; they are not counted in ``compared``.
     """
 
     name: str
@@ -87,12 +87,12 @@ class Counts(msgspec.Struct, frozen=True):
     """Numbers of prompts by their outcome.
 
     Attributes:
-        recorded: prompts with an answer of the old model.
-        answered: prompts with an answer of the new model too.
-        refused: prompts that the installation refused; its codes with their counts.
+        recorded: number of prompts with an answer of the old model.
+        answered: number of those that also have an answer of the new model.
+        refused: number of prompts that the installation refused, by its error code.
         reasons: the first message of each of these codes.
-        unbounded: answered prompts that were requested without the recorded bound on tokens, because it exceeds the new
-            model's context.
+        unbounded: number of answered prompts that were requested without the recorded token limit, because it exceeds
+            the new model's context.
     """
 
     recorded: int
@@ -108,11 +108,13 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Noise(msgspec.Struct, frozen=True):
-    """How far the old model's answers to one prompt differ: no successor can be better than that.
+    """Variation among the old model's answers to the same prompt, which limits how similar a successor's answers can
+    be.
 
     Attributes:
-        prompts: prompts that were answered more than once.
-        similarity: mean of the later answers with the first, as the gate ``similarity`` measures it; None without any.
+        prompts: number of prompts that were answered more than once.
+        similarity: mean similarity of the later answers to the first, as the gate ``similarity`` measures it; None
+            without any.
     """
 
     prompts: int
@@ -124,7 +126,7 @@ class MigrationReceipt(msgspec.Struct, frozen=True):
 
     Attributes:
         foreign_model: the tuned model's name at OpenAI.
-        mens_model: the adapter, alias or base that answered, by the given name.
+        mens_model: the adapter, alias or base that answered, as the user named it.
         adapters: immutable ids of the adapters that answered, as the installation reports; empty for a base.
         installation: address of the API.
         verdict: ``passed`` if at least one blocking gate exists and all have passed.
@@ -133,7 +135,7 @@ class MigrationReceipt(msgspec.Struct, frozen=True):
         margins: the same for gates whose names match a pattern, by pattern.
         min_prompts: a gate with fewer prompts is only shown.
         confidence: confidence of each interval's lower end.
-        inputs: SHA-256 of the files that it rests on, by their path in the archive.
+        inputs: SHA-256 of the files that it was computed from, by their path in the archive.
         versions: versions of Mens and of the libraries that score.
         made_at: time in UTC.
         judges: the model that judged, by the name in the graders.

@@ -48,12 +48,12 @@ class RecordedQuestion:
 
     @property
     def query(self) -> dict[str, str]:
-        """Identity of the question in the archive."""
+        """The key of the question in the archive."""
         return {"request": digest_json(self.body), "sample": str(self.sample)}
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Sampling settings of the answer, which a successor's requests use too."""
+        """Sampling settings of the answer; requests to a successor use the same."""
         return {name: self.body[name] for name in ("temperature", "seed", "max_completion_tokens")}
 
 
@@ -62,8 +62,8 @@ class RecordedSampling:
     """Sampling settings of the requests.
 
     Attributes:
-        samples: answers at ``temperature``, in addition to the one at temperature 0.
-        max_answer_tokens: the longest answer.
+        samples: number of answers at ``temperature``, in addition to the one at temperature 0.
+        max_answer_tokens: longest answer, in tokens.
         control: whether the base answers too.
     """
 
@@ -88,7 +88,7 @@ class Recording:
     """Outcome of a recording run.
 
     Attributes:
-        known: questions that already had an answer.
+        known: number of questions that already had an answer.
         tokens: OpenAI's token count of prompts and answers.
         stopped: why it ended early; empty if it did not.
         gone: models that OpenAI no longer serves.
@@ -120,7 +120,7 @@ class Bounds:
     tokens: int | None = None
 
     def reached(self, done: Recording) -> str:
-        """Return which bound is reached; empty if none is."""
+        """Return the name of the bound that is reached; empty if none is."""
         if self.requests is not None and done.answered + done.refused >= self.requests:
             return "--max-requests is reached"
         if self.tokens is not None and done.tokens >= self.tokens:
@@ -173,7 +173,7 @@ def sum_estimates(archive: Archive, plans: list[ModelPlan]) -> RecordingEstimate
 def describe_plans(
     plans: list[ModelPlan], cost: RecordingEstimate, price_in: float | None, price_out: float | None
 ) -> Iterator[str]:
-    """Describe the requests to be sent, for the person who pays. Prices are the user's own, per million tokens."""
+    """Describe the requests to be sent and their cost. Prices are the user's own, per million tokens."""
     for plan in plans:
         sources = Counter(prompt.source for prompt in plan.choice.prompts)
         of_sources = ", ".join(f"{count} {source}" for source, count in sources.items()) or "none"
@@ -184,7 +184,7 @@ def describe_plans(
     yield f"{cost.requests} requests will be sent: {tokens}"
     if price_in is not None and price_out is not None:
         price = (cost.prompt_tokens * price_in + cost.answer_tokens * price_out) / 1_000_000
-        yield f"at your prices at most about {price:,.2f}"
+        yield f"at your prices, at most about {price:,.2f}"
 
 
 def key_of(project: str, question: RecordedQuestion) -> str:
@@ -204,7 +204,7 @@ def record_answers(
     others.
 
     Args:
-        done: updated as requests are sent, so that it shows the cost even if this raises.
+        done: updated as requests are sent, so that it shows the cost even if this function raises.
 
     Raises:
         Unauthenticated: the key was refused.
@@ -271,7 +271,7 @@ def write_golden(archive: Archive, plan: ModelPlan) -> int:
     """Write ``golden/PROJECT/MODEL.jsonl``, one line per prompt with the archive's answers; return the number of lines.
 
     A line is {id, source, request, model, answers: [{model, sample, sampling, file, sha256, response}]}. Answers of
-    earlier runs stay: a run without ``--samples`` removes none.
+    earlier runs are kept: a run without ``--samples`` does not remove samples.
     """
     path = archive.folder / golden_file(plan.project, plan.model)
     lines = _golden_lines(path)

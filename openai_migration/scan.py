@@ -1,4 +1,4 @@
-"""Finds places in a code base that will fail, or work differently, once its base URL is an installation's."""
+"""Finds places in a code base that will fail, or work differently, once its base URL points to an installation."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from openai_migration.archive.openai_client import SECRET
 
 MAX_FILE_BYTES = 2_000_000
-"""Larger files are data or generated."""
+"""Larger files are skipped, because they are data or generated."""
 MAX_SHOWN = 120
 SKIPPED_FOLDERS = frozenset(
     {"node_modules", "__pycache__", "venv", "dist", "build", "target", "vendor", "site-packages"}
 )
-"""Folders with other people's code, in addition to those whose name begins with a dot."""
+"""Folders with third-party code, skipped in addition to those whose name begins with a dot."""
 
 
 class FindingKind(StrEnum):
-    """API that a place in the code uses; the members' order is that of the report."""
+    """Kind of API that a place in the code uses; members are in the order of the report."""
 
     TUNED_MODEL = "tuned model"
     MODEL = "model name"
@@ -44,7 +44,7 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """How a kind is recognised, and the advice for it."""
+    """The expression that recognises a kind, and the advice for it."""
 
     kind: FindingKind
     expression: re.Pattern[str]
@@ -77,7 +77,9 @@ PATTERNS = (
         "name a base, an adapter or an alias of your installation: `mens models`",
     ),
     _pattern(
-        FindingKind.BASE_URL, r"api\.openai\.com", "read it from OPENAI_BASE_URL; your installation's ends in /v1"
+        FindingKind.BASE_URL,
+        r"api\.openai\.com",
+        "read it from OPENAI_BASE_URL; your installation's base URL ends in /v1",
     ),
     _pattern(
         FindingKind.MODERATION, r"\bmoderations\b|omni-moderation", "not available; run a guard model of your own"
@@ -92,7 +94,7 @@ PATTERNS = (
     _pattern(
         FindingKind.EVALS,
         r"\bevals\.(?:create|runs|list|retrieve)\b|/v1/evals|\balpha\.graders\b",
-        "not available here; OpenAI's end on 30 November 2026",
+        "not available here; OpenAI's evals end on 30 November 2026",
     ),
     _pattern(
         FindingKind.FILE_PURPOSE,
@@ -104,7 +106,7 @@ PATTERNS = (
         r"\bprevious_response_id\b|\bstore[\"']?\s*[=:]\s*[tT]rue\b|\bbackground[\"']?\s*[=:]\s*[tT]rue\b|\bconversations\.create\b",
         "responses are not stored: RESPONSE_NOT_STORED; send the whole conversation",
     ),
-    _pattern(FindingKind.PROMPT_ID, r"\bpmpt_\w+|/v1/prompts\b", "not available; put the text into the request"),
+    _pattern(FindingKind.PROMPT_ID, r"\bpmpt_\w+|/v1/prompts\b", "not available; put the content into the request"),
     _pattern(
         FindingKind.IMAGE_OR_AUDIO,
         r"[\"'](?:image_url|input_image|input_audio|input_file)[\"']|\bimages\.(?:generate|edit)\b|\baudio\.(?:transcriptions|translations|speech)\b",
@@ -124,7 +126,7 @@ PATTERNS = (
     _pattern(
         FindingKind.HOSTED_TOOL,
         r"[\"'](?:web_search(?:_preview)?|file_search|code_interpreter|computer_use(?:_preview)?)[\"']",
-        "no tool runs on the server: TOOL_UNSUPPORTED",
+        "the server runs no tools: TOOL_UNSUPPORTED",
     ),
     _pattern(
         FindingKind.TOKEN_BOUND,
@@ -136,7 +138,7 @@ ADVICE = {pattern.kind: pattern.advice for pattern in PATTERNS}
 
 
 def scan(paths: Iterable[Path]) -> Iterator[CodeFinding]:
-    """Yield the findings of files, line by line; a line may have several. Binary and too large files are skipped."""
+    """Yield the findings in files, line by line; a line may have several. Binary and oversized files are skipped."""
     for path in paths:
         if path.stat().st_size > MAX_FILE_BYTES:
             continue
@@ -150,9 +152,7 @@ def scan(paths: Iterable[Path]) -> Iterator[CodeFinding]:
 
 
 def source_files(root: Path) -> Iterator[Path]:
-    """Yield the files below a folder, in order, without hidden folders and those of other people's code; links are not
-    followed.
-    """
+    """Yield the files below a folder, in order, without hidden folders and third-party code; links are not followed."""
     if root.is_file():
         yield root
         return

@@ -28,8 +28,9 @@ REQUEST_SECONDS = 10.0
 MAX_PARALLEL_REPLICAS = 16
 MAX_DELETIONS_PER_ROUND = 200
 ROUND_SECONDS = 20.0
-"""Limit of all requests to one replica in a round, so that the round acts on confirmed unloads and sees new
-deletions."""
+"""Time limit for all requests to one replica in a round, so that the round soon acts on confirmed unloads and notices
+new deletions.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class UnloadOutcome(Enum):
 
 
 Outcomes = dict[str, UnloadOutcome]
-"""One replica's outcomes by adapter id; an adapter that is missing was not requested in this round."""
+"""One replica's outcomes by adapter id; for a missing adapter, no request was sent in this round."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class AdapterRemover:
         """Advance every pending deletion as far as possible now.
 
         Returns:
-            ids of the adapters that are deleted now.
+            ids of the adapters whose deletion is now complete.
 
         Raises:
             Unavailable: ``DATABASE_UNAVAILABLE``.
@@ -99,7 +100,7 @@ class AdapterRemover:
         deletion: PendingDeletion,
         change: Callable[[], None],
     ) -> bool:
-        """Change the storage within a step of a deletion; return whether the deletion continues."""
+        """Carry out a deletion's step in the storage; return whether the deletion continues."""
         try:
             return step(deletion, change) is DeletionStep.ALONE
         except (OSError, Unavailable) as error:

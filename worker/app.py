@@ -106,7 +106,9 @@ def retention_runner() -> RetentionRunner:
 
 
 def one_at_a_time(task: Callable[[], None]) -> Callable[[], None]:
-    """Make a task return at once while it already runs, so that it never takes the thread of another control task."""
+    """Make a task return immediately if it is already running, so that it never occupies the thread of another control
+    task.
+    """
     running = threading.Lock()
 
     @functools.wraps(task)
@@ -144,7 +146,7 @@ def remove_deleted() -> None:
 @app.task(name=CERTIFY_BASES, shared=False)
 @one_at_a_time
 def certify_bases() -> None:
-    """Measure the replicas that serve merged models and were started since."""
+    """Measure the replicas of merged models that were started since their last measurement."""
     base_certifier().run_round()
 
 
@@ -217,7 +219,7 @@ def _clean_repeatedly() -> None:
                 worker().metrics.retention_removed(removed.what, removed.bytes)
         except Exception:
             # The thread must continue after any error, or this machine's disk fills.
-            logging.getLogger(__name__).exception("retention on this machine failed; it is tried again")
+            logging.getLogger(__name__).exception("retention on this machine failed and will be retried")
 
 
 @worker_shutdown.connect
@@ -236,7 +238,7 @@ def stop_worker(**_: Any) -> None:
 
 @beat_embedded_init.connect
 def exit_beat_with_worker(**_: Any) -> None:
-    """Make the embedded beat, a process of its own, end with the worker that started it."""
+    """Make the embedded beat, which is a separate process, end with the worker that started it."""
     exit_with_parent(os.getppid())
 
 
@@ -244,8 +246,8 @@ def exit_beat_with_worker(**_: Any) -> None:
 def end_with_beat(sender: Any, **_: Any) -> None:
     """End the worker when its embedded beat has died, so that its supervisor starts both again.
 
-    Celery does not monitor that process. Without it nothing is swept, resumed or deleted, while the worker
-    itself passes every check.
+    Celery does not monitor that process. Without beat, nothing is swept, resumed or deleted, although the worker itself
+    passes every check.
     """
     if (beat := sender.controller.beat) is not None:
         threading.Thread(target=_exit_after, args=(beat.pid,), name="beat-watch", daemon=True).start()

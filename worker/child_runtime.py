@@ -26,7 +26,9 @@ EXIT_PAUSED = 10
 EXIT_CANCELLED = 11
 """The child process stopped, as requested; nothing more was written."""
 EXIT_PEER_LOST = 12
-"""This process of several ended because another one, or its machine, was lost; ``error.json`` says so if no process knows more."""
+"""One of several processes ended because another one, or that one's machine, was lost; ``error.json`` says so unless a
+process recorded a better reason.
+"""
 STORAGE_EXITS = {Code.STORAGE_FULL: 13, Code.STORAGE_UNAVAILABLE: 14}
 """Exit codes for a disk on which even ``error.json`` could not be written."""
 
@@ -39,12 +41,13 @@ OUT_OF_MEMORY_WORDS = re.compile(
     r"out of memory|can't allocate memory|(?:cublas|cudnn|cusparse|cusolver)_status_(?:alloc_failed|not_initialized)",
     re.IGNORECASE,
 )
-"""Words of an error of torch when memory is full. CUDA's libraries allocate at their first use, outside torch's allocator:
-if they cannot, they are not initialised."""
+"""Words in torch's errors when memory is full. CUDA's libraries allocate memory at their first use, outside torch's
+allocator; if that fails, they report that they are not initialised.
+"""
 
 
 class StopRequested(Exception):
-    """Raised between two steps, once a stop was requested of the process."""
+    """Raised between two steps after the process was asked to stop."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -54,11 +57,13 @@ class StopRequested(Exception):
 PEER_LOST_NOTE = "this process could not reach the others"
 """Last log line of a process that ends only because another one did."""
 PEER_LOST_WORDS = re.compile(r"gloo/|connection (?:closed|reset) by peer|nccl", re.IGNORECASE)
-"""Words of an error of torch when another process does not answer; on the first torch.distributed raises classes of its own."""
+"""Words in torch's errors when another process does not respond; for some of these errors, torch.distributed raises its
+own classes.
+"""
 
 
 class PeerLost(Exception):
-    """Raised when processes wait for each other: another one has ended, or does not answer."""
+    """Raised while processes wait for each other: another process has ended or does not respond."""
 
 
 class StopSignals:
@@ -113,9 +118,9 @@ def run_engine(work: Callable[[], object], run_dir: Path) -> int:
     """Run a child process's work and turn its end into an exit code and, on failure, an ``error.json``.
 
     torchrun turns every exit code into 1 and ends the other processes at the first one that is not 0. So under torchrun
-    the code is written to ``ending.json``, and a process that stopped as requested exits with 0. It ends its processes with
-    the signal of a cancel; if the launcher has noted no request for one, a process or a machine was lost. By hand, without
-    the launcher, nothing is noted, and the signal is a cancel.
+    the code is written to ``ending.json``, and a process that stopped as requested exits with 0. torchrun ends
+    processes with the same signal as a cancel; if the launcher has not noted a request for one, a process or a machine
+    was lost. When run by hand, without the launcher, the signal is always a cancel.
     """
     log_as_the_worker()
     with traced_child(Path(sys.argv[0]).stem):
@@ -133,7 +138,9 @@ def run_engine(work: Callable[[], object], run_dir: Path) -> int:
 
 
 def _is_cancel_noted(run_dir: Path) -> bool:
-    """Return whether the launcher has noted a cancel: torchrun's own signal is one even while a pause is requested."""
+    """Return whether the launcher has noted a cancel: while a pause is requested, torchrun's own signal also counts as
+    a cancel.
+    """
     return (read_json(run_dir / ASKED_NAME) or {}).get("signal") == CANCEL_SIGNAL
 
 
@@ -191,7 +198,10 @@ def peer_lost() -> JobFailed:
     return JobFailed(
         Code.PEER_LOST,
         "One of the processes that train together, or its machine, was lost.",
-        remedy="The run continues from its newest checkpoint; if this repeats, check that machine, its memory and its network.",
+        remedy=(
+            "The run continues from its newest checkpoint; if this repeats, check that machine, its memory and its "
+            "network."
+        ),
         retryable=True,
     )
 
@@ -207,7 +217,7 @@ def out_of_memory(reason: str) -> JobFailed:
 
 
 def _report_lost_peer(run_dir: Path, reason: str) -> int:
-    """Write the error of a lost peer, unless the process that ended first has said why."""
+    """Write the error of a lost peer, unless the process that ended first has written its own reason."""
     print(f"{PEER_LOST_NOTE}: {reason}", file=sys.stderr)
     # The exit code says it too, so a full disk does not hide it.
     with suppress(OSError):

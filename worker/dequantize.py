@@ -1,8 +1,9 @@
 """A base's dequantised twin: ``python -m worker.dequantize BASE_DIR OUT_DIR [--no-double-quant]``.
 
-Every weight that training holds in NF4 is replaced by the values that training computes with; everything else, byte for
-byte, is the base's. Served with it, an adapter meets the model it was trained on. Each tensor keeps its dtype, so a
-shard keeps its layout: it is copied, and the new values are written over the old ones, one tensor at a time.
+Every weight that training holds in NF4 is replaced by the values that training computes with; everything else is
+identical to the base's, byte for byte. An adapter that is served with the twin runs on exactly the model that it was
+trained on. Each tensor keeps its dtype, so a shard keeps its layout: it is copied, and the new values are written over
+the old ones, one tensor at a time.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def write_twin(base: Path, out: Path, double_quant: bool = True) -> None:
         ArtifactInvalid: ``SAFETENSORS_INVALID``, or ``BLOCK_INVENTORY_INCOMPLETE``: a weight is missing.
     """
     if out.exists():
-        raise FileExistsError(f"{out} exists already; a base model is never overwritten")
+        raise FileExistsError(f"{out} already exists; a base model is never overwritten")
     quantised = quantised_tensors(base)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)

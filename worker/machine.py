@@ -19,13 +19,13 @@ from shared.sandbox.probe import report_of_machine
 from shared.worker_registry import REPORT_SECONDS, WorkerMachine, WorkerRegistry
 
 FAULT_SECONDS = 1.0
-"""How often a change of the worker's fault is looked for between two reports."""
+"""Seconds between two checks for a change of the worker's fault, between two reports."""
 
 logger = logging.getLogger(__name__)
 
 
 def describe_machine(processes: int, gpu_share: float = 1.0) -> WorkerMachine:
-    """Describe this machine as a trainer that starts now will find it.
+    """Describe this machine as a trainer that starts now would find it.
 
     Args:
         processes: processes that share a job, each on its own GPU; 0 means one per GPU.
@@ -46,7 +46,7 @@ def describe_machine(processes: int, gpu_share: float = 1.0) -> WorkerMachine:
 
 
 def _release_and_disk(runs_dir: Path | None) -> Mapping[str, object]:
-    """Return the fields of the release, and of the disk of a folder; what cannot be found out is left out."""
+    """Return the fields of the release, and of the disk of a folder; unknown fields are left out."""
     fields: dict[str, object] = {}
     with suppress(PackageNotFoundError):
         fields["release"] = version("mens")
@@ -62,10 +62,10 @@ class MachineReporter:
     """Reports this machine from a thread of its own, until it is stopped.
 
     Args:
-        sandbox: ``MENS_SANDBOX``. The level that holds here is found by attacks, between the first and the second
-            report.
-        runs_dir: folder whose disk is described; None: no disk is. gpu_share: see :func:`describe_machine`.
-        fault: returns the reason for which this worker takes no job now, if there is one.
+        sandbox: ``MENS_SANDBOX``. The level that holds on this machine is determined by attacks, between the first and
+            the second report.
+        runs_dir: folder whose disk is described; None: none. gpu_share: see :func:`describe_machine`.
+        fault: returns the reason why this worker takes no job now, if any.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class MachineReporter:
         self._thread = threading.Thread(target=self._run, name="machine-reporter", daemon=True)
 
     def start(self) -> None:
-        """Report now, and regularly from now on."""
+        """Report now and then at regular intervals."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop reporting; the worker counts as gone at once."""
+        """Stop reporting; the worker then counts as gone immediately."""
         self._done.set()
         self._thread.join()
         self._registry.forget(self._worker)
@@ -104,7 +104,9 @@ class MachineReporter:
             self._wait()
 
     def _wait(self) -> None:
-        """Wait until the next report: a fault that comes or goes is reported soon, because somebody looks for its end."""
+        """Wait until the next report: a fault that appears or disappears is reported soon, because an operator may be
+        waiting for it to end.
+        """
         end = time.monotonic() + self._every
         while not self._done.wait(min(self._every, FAULT_SECONDS)):
             if time.monotonic() >= end or self._fault_code() != self._reported:

@@ -1,7 +1,7 @@
 """The merge: ``python -m worker.merge plan.json run_dir/`` folds an adapter into its base (`worker/merging`).
 
-With ``--base-shard FILE … --adapter FILE --meta FILE --output FILE`` it is the original's merge instead: an adapter in its layout, and one
-file of the merged tensors alone (`worker/merging/subset.py`).
+With ``--base-shard FILE … --adapter FILE --meta FILE --output FILE`` it makes a merge in the original system's format
+instead: an adapter in that layout becomes one file with only the merged tensors (`worker/merging/subset.py`).
 
 The result is a complete model folder (weights, config, tokenizer, template) that needs no adapter support to be served.
 The base is the one the adapter was trained on, by digest. The weights are those before quantisation, or, on request, the
@@ -48,7 +48,9 @@ from worker.training.model.nf4 import has_transposed_layers, quantised_tensors
 from worker.training.reporting.telemetry import Telemetry
 
 ENGINE_VERSION = 2
-"""Increased when the same merge would give other bytes: unfinished output of an older release is then written again."""
+"""Increase this when the same merge would give different bytes; unfinished output of an older release is then written
+again.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,8 +136,8 @@ def merge(run: MergeRun, run_dir: Path) -> ModelManifest:
 def measure(
     run: MergeRun, adapter: AdapterManifest, merged: ModelManifest, folder: Path
 ) -> tuple[MergeFidelity, MergeProbes]:
-    """Measure how far the merged folder is from base + adapter and from the training weights; return that, and the
-    scores that its replicas must reproduce.
+    """Measure the distance of the merged folder from base + adapter and from the training weights; return it with the
+    scores that the folder's replicas must reproduce.
     """
     base, contract = Path(run.inputs.base), run.plan.contract
     trained_on_nf4 = adapter.quant.base_quant is BaseQuant.NF4 and not has_transposed_layers(base)
@@ -163,7 +165,7 @@ def measure(
 
 
 def refuse_unfaithful(measured: MergeFidelity) -> None:
-    """Refuse a merge whose model gives different outputs from base and adapter.
+    """Refuse a merge whose model gives different outputs from base + adapter.
 
     Raises:
         JobFailed: ``MERGE_FIDELITY_FAILED``, with all numbers in its details.

@@ -45,7 +45,7 @@ OWN_TOKENIZERS: Mapping[Family, type[PreTrainedTokenizerFast]] = {
     Family.QWEN2: Qwen2Tokenizer,
     Family.QWEN3_5: Qwen3_5Tokenizer,
 }
-"""Families whose input transformers, and with it vLLM, splits by rules of their own, whatever tokenizer.json says."""
+"""Families whose input transformers (and therefore vLLM) splits by its own rules, whatever tokenizer.json says."""
 BATCH_DOCUMENTS = 16
 PEAK_LEARNING_RATE = 3e-3
 WARMUP_FRACTION = 0.05
@@ -95,7 +95,7 @@ def build_base(
 ) -> None:
     """Write the model folder `out`, which must not exist yet; it appears complete or not at all.
 
-    The same corpus, family, steps and seed give the same bytes again on the same machine and library versions.
+    The same corpus, family, steps and seed give the same bytes on the same machine with the same library versions.
 
     Args:
         composite: with a vision part, like this family's models on the hub.
@@ -103,7 +103,7 @@ def build_base(
     """
     disable_progress_bar()  # transformers' bar, for only three tensors
     if out.exists():
-        raise FileExistsError(f"{out} exists already; a base model is never overwritten")
+        raise FileExistsError(f"{out} already exists; a base model is never overwritten")
     torch.set_num_threads(1)  # another order of sums gives other bytes; and tiny matrices are slower on two threads
     torch.manual_seed(seed)
     rows = read_corpus(corpus)
@@ -156,7 +156,7 @@ def _texts(row: dict[str, Any]) -> list[str]:
 
 
 def encode_corpus(rows: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerFast) -> list[Document]:
-    """Return one list of token ids per row, at most MAX_POSITIONS long; each starts a sequence of its own."""
+    """Return one list of token ids per row, at most MAX_POSITIONS long; each is a separate sequence."""
     render = tokenizer.apply_chat_template
     texts = [row["text"] + END_OF_TEXT if "text" in row else render(row["messages"], tokenize=False) for row in rows]
     return [tokenizer.encode(text)[:MAX_POSITIONS] for text in texts]
@@ -236,7 +236,7 @@ def _batches(documents: Sequence[Document], rng: random.Random) -> Iterator[tupl
 
 
 def _save(out: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Write next to `out` and rename, so that an incomplete model is never visible under that name."""
+    """Write to a temporary name and rename, so that `out` is never an incomplete model."""
     ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
     model.generation_config = GenerationConfig(
         eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=True, temperature=TEMPERATURE

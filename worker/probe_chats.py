@@ -107,7 +107,7 @@ class EncodedChats:
     Attributes:
         skipped: names of chats that the template refuses.
         ends: tokens at which training and sample answers end a turn, by id.
-        call: an answer that calls a tool; None if the template writes none that a replica could be tested with.
+        call: an answer that calls a tool; None if the template writes none with which a replica can be tested.
     """
 
     chats: list[tuple[ProbeChat, list[int]]] = field(default_factory=list)
@@ -140,8 +140,8 @@ def encode_chats(tokenizer: Tokenizer, chats: Sequence[ProbeChat] = CHATS) -> En
 def written_call(tokenizer: Tokenizer, ends: Iterable[str]) -> WrittenCall | None:
     """Return the text with which the template answers ``QUESTION`` by a call, without the end of the turn.
 
-    It is None if the template writes calls in no form that replicas know, or begins a request's answer otherwise than it writes an
-    answer, or writes thoughts or a special token in it: no grammar of the engine can require these.
+    It is None if the template writes calls in no format that replicas know, begins an answer differently in a request
+    and in training, or writes reasoning or a special token in it, which no grammar of the engine can require.
     """
     quiet = {parser: False for parser in tokenizer.argument_names if parser == "enable_thinking"}
     tools = served_tools(TOOLS)

@@ -109,7 +109,7 @@ class ReadCalls:
 
     Attributes:
         calls: name and arguments of each call.
-        reason: why it gave no whole answer; empty if it did.
+        reason: why it gave no complete answer; empty if it did.
     """
 
     calls: list[tuple[str, str]]
@@ -247,7 +247,8 @@ class BlockingReplicaClient:
         tools: list[dict[str, Any]] | None = None,
         arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int] | None:
-        """Return a chat's token ids by the replica's template and tokenizer; None if it refuses the chat.
+        """Return a chat's token ids according to the replica's template and tokenizer; None if the replica refuses the
+        chat.
 
         Args:
             model: an adapter id, or the base's name.
@@ -314,9 +315,9 @@ class BlockingReplicaClient:
         text: str,
         arguments: Mapping[str, Any],
     ) -> ReadCalls:
-        """Return the tool calls that a client gets of an answer that can be no other than a given text.
+        """Return the tool calls that a client receives if the answer is forced to be a given string, so that the result
+        depends only on the replica's parser and not on what the model would otherwise write.
 
-        So the result depends on the replica's parser alone, and not on what the model would rather write.
 
         Args:
             text: the answer. arguments: the adapter's template arguments.
@@ -361,7 +362,7 @@ class BlockingReplicaClient:
             raise self._failed(what, SAME_RELEASE) from None
 
     def _refusal(self, response: httpx.Response) -> ArtifactInvalid | JobFailed:
-        """Return the error in a response of one of our own routes."""
+        """Return the error in a response of one of Mens' own routes."""
         if response.status_code in (401, 403):
             return self._failed("does not accept this worker's serving key", "Set the same MENS_SERVING_KEY on both.")
         try:

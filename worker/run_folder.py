@@ -32,9 +32,9 @@ PLAN_NAME = "plan.json"
 TELEMETRY_NAME = "telemetry.jsonl"
 LOG_NAME = "engine.log"
 LOG_BYTES = 1 << 16
-"""Bytes at the end of an attempt's log that are kept with the job."""
+"""Number of bytes at the end of an attempt's log that are stored with the job."""
 PATH = re.compile(r"(?:file://|(?<![\w/.~-]))/(?:[^\s/:'\"<>|,;()]+/)+")
-"""Folders in front of a file's name."""
+"""Matches the folders in front of a file's name."""
 ERROR_NAME = "error.json"
 FIRST_PROCESS_NAME = "first_process.pid"
 ASKED_NAME = "asked.json"
@@ -48,7 +48,7 @@ MERGE_PROGRESS_NAME = "merge_progress.json"
 PREPARED_FOLDER = "prepared"
 PROBES_NAME = "probes.json"
 DEPTHS = (256, 1024, 4096)
-"""Ends of the ranges of positions that a certificate judges each for itself; the first begins at 0."""
+"""Ends of the ranges of positions that a certificate judges separately; the first range begins at 0."""
 REFERENCE_NAME = "reference.safetensors"
 PREFERENCE_METRICS = (
     "preference_loss",
@@ -86,7 +86,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_log_end(run_dir: Path) -> str:
-    """Return the end of the log of an attempt, whole lines without this machine's folders; empty if it has none."""
+    """Return the end of an attempt's log, in whole lines and without this machine's folders; empty if it has no log."""
     # An attempt that ends before its trainer starts has no log.
     with suppress(OSError), (run_dir / LOG_NAME).open("rb") as file:
         start = max(0, file.seek(0, os.SEEK_END) - LOG_BYTES)
@@ -97,12 +97,12 @@ def read_log_end(run_dir: Path) -> str:
 
 
 def without_folders(text: str) -> str:
-    """Return text in which ``…/`` stands for the folders of every absolute path."""
+    """Return the text with the folders of every absolute path replaced by ``…/``."""
     return PATH.sub("…/", text)
 
 
 def checkpoint_name(step: int) -> str:
-    """Return the name of the folder of a step's checkpoint; names are in the order of their steps."""
+    """Return the name of the checkpoint folder of a step; names sort in the order of the steps."""
     return f"step-{step:08d}"
 
 

@@ -1,7 +1,8 @@
-"""The scoring process: ``python -m worker.score plan.json run_dir/`` scores probes the trainer's way, for the publisher.
+"""The scoring process: ``python -m worker.score plan.json run_dir/`` scores probes as the trainer does, for the
+publisher.
 
-transformers and peft compute on the very weights that are served, and what a replica says differently is the serving
-engine's error. A process of its own, because the publisher's never imports torch.
+transformers and peft compute on the same weights that are served, so the difference from a replica's scores is the
+error of the serving engine. It is a separate process, because the publisher's never imports torch.
 """
 
 from __future__ import annotations

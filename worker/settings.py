@@ -24,7 +24,7 @@ DEFAULT_TRACKERS = (TrackerName.TENSORBOARD,)
 
 
 def parse_trackers(text: str) -> list[TrackerName]:
-    """Return the tracker names of a comma-separated list, each once, in order; ``none`` means none.
+    """Parse a comma-separated list of tracker names; return each once, in order. ``none`` means no tracker.
 
     Raises:
         ValueError: an unknown name.
@@ -44,33 +44,37 @@ class WorkerSettings(TrainerShareSettings, RetentionSettings):
     """Settings of a worker; `shared/settings.py` has the settings that all tiers share."""
 
     lease_seconds: float = Field(
-        60.0, gt=0, description="A job whose worker sends no heartbeat for this long is taken back."
+        60.0, gt=0, description="A job is taken back if its worker sends no heartbeat for this long."
     )
     heartbeat_seconds: float = Field(10.0, gt=0, description="How often a worker extends its lease.")
     sweep_seconds: float = Field(
-        10.0, gt=0, description="How often expired leases and jobs without a queue message are looked for."
+        10.0, gt=0, description="How often to look for expired leases and jobs without a queue message."
     )
-    webhook_seconds: float = Field(2.0, gt=0, description="How often webhooks that are due are looked for.")
+    webhook_seconds: float = Field(2.0, gt=0, description="How often to look for webhooks that are due.")
     retention_seconds: float = Field(3600.0, gt=0, description="How often the retention policy is applied.")
     stop_grace_seconds: float = Field(60.0, gt=0, description="Time for the trainer to stop before it is killed.")
     trainer_start_seconds: float = Field(
-        3600.0, gt=0, description="How long a trainer may be silent until its first step is done."
+        3600.0, gt=0, description="How long a trainer may be silent until it has completed its first step."
     )
     trainer_stall_seconds: float = Field(
-        600.0, gt=0, description="How long it may be silent after that; or 20 times its longest silence so far."
+        600.0,
+        gt=0,
+        description="How long a trainer may be silent after that, or 20 times its longest silence so far, if longer.",
     )
     live_checkpoints: bool = Field(
         True, description="Certify and publish the checkpoints of a job while it trains; otherwise with its result."
     )
     store_checkpoints: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="Store checkpoints while a job runs, so that any worker can resume it; auto: if storage is a bucket.",
+        description=(
+            "Store checkpoints while a job runs, so that any worker can resume it; auto: if storage is a bucket."
+        ),
     )
     trainer_idle_seconds: float = Field(
         900.0, gt=0, description="How long a trainer may use less than 5 % of a processor and of its GPU."
     )
     max_job_seconds: float | None = Field(
-        None, gt=0, description="How long the attempts at any job may run together; null: no limit."
+        None, gt=0, description="Total time that all attempts at a job may run; null: no limit."
     )
     orphan_seconds: float = Field(
         1800.0, gt=0, description="Time without a connection to the database after which a worker ends its trainer."
@@ -85,23 +89,30 @@ class WorkerSettings(TrainerShareSettings, RetentionSettings):
     trainer_threads: int | None = Field(
         None,
         ge=0,
-        description="CPU threads of the trainer; null: one for a tiny base, every core for others; 0 leaves it to torch.",
+        description=(
+            "CPU threads of the trainer; null: one for a tiny base, every core for others; 0 leaves it to torch."
+        ),
     )
     trainer_processes: int = Field(1, ge=0, description="Processes that share a fine-tune job; 0: one per GPU.")
     # Read by the trainer too.
     shard_base: Literal["auto", "always"] = Field(
-        "auto", description="always: several processes shard the frozen base even if it would fit whole."
+        "auto", description="always: several processes shard the frozen base even if it fits on one device."
     )
     signing_key: Path | None = Field(
         None,
-        description="PEM file of the Ed25519 key that signs adapters and merged models (`mens adapter keygen`); null: artifacts are not signed.",
+        description=(
+            "PEM file of the Ed25519 key that signs adapters and merged models (`mens adapter keygen`); null: "
+            "artifacts are not signed."
+        ),
     )
-    effect_floor: float = Field(1e-3, gt=0, description="Nats (RMS) by which an adapter must move the probes.")
+    effect_floor: float = Field(1e-3, gt=0, description="Minimum effect of an adapter on the probes, in nats (RMS).")
     parity: Literal["full", "shift"] = Field(
         "full", description="full: publishing also scores the probes on the served base itself; shift: it does not."
     )
     base_shift_limit: float | None = Field(
-        None, gt=0, description="Nats (RMS) that the served base may be from the NF4 base; null: only reported."
+        None,
+        gt=0,
+        description="Largest allowed distance of the served base from the NF4 base, in nats (RMS); null: only reported.",
     )
     shift_warning: float = Field(
         0.1, gt=0, description="A base shift of at least this share of an adapter's effect causes a warning."
@@ -118,9 +129,12 @@ class WorkerSettings(TrainerShareSettings, RetentionSettings):
         list(DEFAULT_TRACKERS), description="Trackers that runs report to: tensorboard, mlflow, wandb, or none."
     )
     api_url: str = Field(
-        "", description="Address of the API, as the worker reaches it: evaluations ask models there, like any client."
+        "",
+        description="Address at which the worker reaches the API: evaluations send requests to models there, like any client.",
     )
-    evaluation_concurrency: int = Field(16, ge=1, le=1024, description="Requests of an evaluation at once.")
+    evaluation_concurrency: int = Field(
+        16, ge=1, le=1024, description="Number of concurrent requests of an evaluation."
+    )
     git_sha: str | None = Field(None, description="Commit of this installation's code, for training manifests.")
 
     @property

@@ -1,7 +1,7 @@
 """The trainer in several processes: ``python -m worker.torchrun PROCESSES MODULE plan.json run_dir/ [options]``.
 
-torchrun starts, watches and ends them, in this very process. This module adds what torchrun lacks, so that the worker
-sees one engine whether it has one process or eight: signals are passed on to the first process, the exit code is the
+torchrun starts, watches and ends them from within this process. This module adds what torchrun lacks, so that to the
+worker a run looks the same with one process or eight: signals are passed on to the first process, the exit code is the
 engine's own, and no process outlives the worker.
 """
 

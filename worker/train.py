@@ -1,8 +1,8 @@
 """The trainer: ``python -m worker.train plan.json run_dir/ [--resume CHECKPOINT] [--cache DIR]``.
 
-Reads a plan, needs neither queue nor database, and writes everything it makes into the run folder. The order, top to
-bottom: set up, resume, loop, save. ``torchrun --standalone --nproc-per-node N -m worker.train …`` does the same in several
-processes that share each step, every one on its own GPU; the first one writes.
+It reads a plan, needs neither queue nor database, and writes everything that it makes into the run folder. In this
+order: set up, resume, loop, save. ``torchrun --standalone --nproc-per-node N -m worker.train …`` does the same in
+several processes that share each step, every one on its own GPU; the first one writes.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line of the trainer; returns the exit code (`worker/child_runtime.py`)."""
     parser = argparse.ArgumentParser(prog="python -m worker.train", description=__doc__)
     parser.add_argument("plan", type=Path, help="plan.json of a training run")
-    parser.add_argument("run_dir", type=Path, help="folder that receives everything the run makes")
+    parser.add_argument("run_dir", type=Path, help="folder for everything that the run makes")
     parser.add_argument("--resume", type=Path, help="checkpoint folder to resume from")
-    parser.add_argument("--cache", type=Path, help="folder of encoded data files; inside the run folder by default")
+    parser.add_argument("--cache", type=Path, help="folder for encoded data files; default: inside the run folder")
     arguments = parser.parse_args(argv)
     exit_with_worker()
     fix_order_of_sums()
@@ -126,7 +126,7 @@ def train(
 
 
 def resume_or_start(context: TrainingContext, resume: Path | None) -> Progress:
-    """Return the beginning of a run, or the place where an earlier attempt left it.
+    """Return the initial state of a run, or the state in which an earlier attempt left it.
 
     Raises:
         JobFailed: ``CHECKPOINT_MISSING``: a process does not have the checkpoint that the others resume from.
@@ -163,7 +163,7 @@ def open_telemetry(context: TrainingContext, progress: Progress) -> Telemetry:
 
 
 def train_loop(context: TrainingContext, progress: Progress, telemetry: Telemetry, stop: StopSignals) -> None:
-    """Make all remaining optimizer steps, with checkpoints and validation between them."""
+    """Make all remaining optimizer steps, with the checkpoints and validations between them."""
     exec_ = context.plan.contract.exec
     epoch, began, tokens_before = -1, time.monotonic(), progress.trained_tokens
     for step in context.order.after(progress.step, ReplayRisk(context, progress, telemetry, stop).before_epoch):
@@ -230,7 +230,8 @@ def refuse_divergence(progress: Progress) -> None:
     if progress.non_finite >= MAX_NON_FINITE_STEPS:
         raise JobFailed(
             Code.LOSS_NOT_FINITE,
-            f"Loss or gradient was not finite in {progress.non_finite} steps in a row, the last one step {progress.step}.",
+            f"Loss or gradient was not finite in {progress.non_finite} steps in a row, the last one step "
+            f"{progress.step}.",
             remedy="Lower exec.learning_rate or raise exec.warmup_steps.",
         )
 
@@ -286,10 +287,11 @@ def probes_now(context: TrainingContext) -> list[dict[str, Any]] | None:
 
 
 def stop_or_secure(stop: StopSignals, context: TrainingContext, progress: Progress, telemetry: Telemetry) -> None:
-    """Stop here if any process requested it, all after the same step: a cancel at once, a pause after a checkpoint.
+    """Stop here if any process received a stop request, so that all stop after the same step: for a cancel at once, for
+    a pause after a checkpoint.
 
-    Otherwise write a checkpoint when the last one is ``exec.checkpoint_minutes`` old. It is not validated, because
-    early stopping would then depend on the clock.
+    Otherwise write a checkpoint when the last one is ``exec.checkpoint_minutes`` old. There is no validation then,
+    because it would make early stopping depend on the clock.
     """
     overdue = time.monotonic() - progress.checkpointed_at >= 60 * context.plan.contract.exec.checkpoint_minutes
     cancel, pause, due = context.distributed.largest([stop.cancel_requested, stop.pause_requested, overdue])
@@ -315,8 +317,8 @@ def count_try(context: TrainingContext, progress: Progress) -> int:
 def finish(
     context: TrainingContext, progress: Progress, telemetry: Telemetry, inputs: TrainingInputs, stop: StopSignals
 ) -> None:
-    """Write the adapter, the probes for the serving tier, measure the adapter against its base, and last write the reports
-    that mark the run as complete.
+    """Write the adapter and the probes for the serving tier, measure the adapter against its base, and finally write
+    the reports that mark the run as complete.
     """
     # A replica that scores a sequence also writes one token, which must fit into the base's context.
     window = context.plan.contract.exec.seq_len - 1

@@ -1,4 +1,4 @@
-"""Runs the parts of a stage in turn, within its time; says what was not done."""
+"""Runs the parts of a stage in turn, within its time limit, and reports the parts that were not run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bench.harness.command import BenchFailed, PeerMissing
 from bench.harness.processes import VariantFailed
 
 SECONDS = 540.0
-"""Time of a stage: machines that are lent by the command often end one after ten minutes."""
+"""Time limit of a stage: machines that are lent per command often end the command after ten minutes."""
 
 
 class TimeUp(Exception):
-    """The time of a stage is over."""
+    """A stage has used up its time."""
 
 
 def _nothing() -> bool:
@@ -29,12 +29,12 @@ def _nothing() -> bool:
 
 @dataclass(frozen=True)
 class StageWork:
-    """StageWork of a stage.
+    """The work of a stage.
 
     Attributes:
-        parts: what it measures, in this order.
-        conclude: reports what several parts have measured together, and returns whether their goals are met; it also
-            runs after a stage that was cut.
+        parts: measurements, in the order in which they run.
+        conclude: reports results of several parts together, and returns whether their goals are met; it also runs if
+            the stage was cut short.
     """
 
     parts: dict[str, Callable[[], PartResult]]
@@ -44,7 +44,7 @@ class StageWork:
 def run_work(name: str, work: StageWork, *, smoke: bool, seconds: float = SECONDS) -> bool:
     """Run all parts, and print the table and then the goals' lines.
 
-    A part that fails ends neither the stage nor the other parts, but in a smoke run, which is there to find faults.
+    A part that fails does not end the stage, except in a smoke run, whose purpose is to find faults.
 
     Args:
         name: the stage's name.
@@ -78,7 +78,7 @@ def run_work(name: str, work: StageWork, *, smoke: bool, seconds: float = SECOND
     not_done = [part for part in work.parts if part not in done]
     print(f"stage {name}, {time.monotonic() - began:.0f} s\n{'part':<18} {'seconds':>7}")
     for part in work.parts:
-        print(rows.get(part, f"{part:<18} {'-':>7}  not done: the stage's {seconds:.0f} s were over"))
+        print(rows.get(part, f"{part:<18} {'-':>7} not run: the stage's {seconds:.0f} s were used up"))
     met = [work.conclude(), *(goal.judge(smoke=smoke) for part_result in done.values() for goal in part_result.goals)]
     if not_done:
         print(json.dumps({"stage": name, "not_done": not_done, "pass": False}), flush=True)
@@ -87,7 +87,7 @@ def run_work(name: str, work: StageWork, *, smoke: bool, seconds: float = SECOND
 
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """Raise in this thread once the time is over, also in the middle of waiting for a process.
+    """Raise in this thread once the time is over, even while it waits for a process.
 
     Raises:
         TimeUp: the block has taken that long.

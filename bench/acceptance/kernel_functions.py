@@ -1,4 +1,6 @@
-"""Triton's kernels as functions; on a CPU, where they cannot run, torch's formulas: so a stage's own code runs there too."""
+"""Triton's kernels as functions; on a CPU, where they cannot run, torch's formulas instead, so that a stage's own code
+runs there too.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ from worker.training.model.kernels.functions import Gated, NormedSum, Rotation
 
 
 def normed_sum(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
-    """Return what :class:`NormedSum` does."""
+    """Return the result of :class:`NormedSum`."""
     total = x if delta is None else x + delta
     return total, reference.rms_norm(total, weight, eps, centred=centred)
 
 
 def rotated(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what :class:`Rotation` does."""
+    """Return the result of :class:`Rotation`."""
     return reference.rotate(query, cos, sin), reference.rotate(key, cos, sin)
 
 
@@ -30,7 +32,7 @@ KERNELS = {"NormedSum": NormedSum, "Rotation": Rotation, "Gated": Gated}
 
 @dataclass(frozen=True)
 class KernelFunctions:
-    """The functions by name, each with its ``apply``, and what computes them: ``Triton`` or ``torch``."""
+    """The functions by name, each with its ``apply``, and the name of their implementation: ``Triton`` or ``torch``."""
 
     computed_by: str
     functions: dict[str, Any]

@@ -15,15 +15,15 @@ from bench.acceptance.timing import kernel_seconds_of
 from bench.training.shapes import SHAPES
 
 TOKENS = {"cpu": 64, "cuda": 16_384}
-"""On a GPU so many that no tensor stays in its cache."""
+"""On a GPU, enough that no tensor stays in its cache."""
 EPS = 1e-6
 FASTER = 2.0
-"""Minimum speed relative to torch; on paper all kernels together are four times as fast."""
+"""Minimum speed relative to torch; in the model all kernels together are four times as fast."""
 Inputs = tuple[Any, ...]
 
 
 def measure(function: str, inputs_of: Callable[[str, str], Inputs], device: str, size: str) -> PartResult:
-    """Time one function by both, on the shapes of a model."""
+    """Time both implementations of one function, on the shapes of a model."""
     inputs = inputs_of(device, size)
     ours = KernelFunctions.of(device)
     kernel, torchs = (

@@ -1,4 +1,6 @@
-"""The trainer from its start to its end: all steps, a resumed run, a run that runs out of memory, and the same rows by a peer."""
+"""A complete run of the trainer: all steps, a resumed run, a run that runs out of memory, and the same rows trained by
+a peer.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ SAME_LOSS = 0.01
 
 
 class Loop:
-    """The parts of the stage, which compare their losses with the first part's."""
+    """The parts of the stage; each compares its losses with those of the first part."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -55,22 +57,22 @@ class Loop:
         losses = _losses_by_step(folder)
         difference = self._difference(losses)
         goal = Goal("A2-resume", difference, SAME_LOSS, facts={"steps": len(losses)})
-        return PartResult({"steps": len(losses), "largest difference of a loss": difference}, [goal])
+        return PartResult({"steps": len(losses), "largest loss difference": difference}, [goal])
 
     def run_out_of_memory(self) -> PartResult:
-        """Train where the first step's micro-batch does not fit."""
+        """Train with too little memory for the first step's micro-batch."""
         folder = self._run("short", "bench.acceptance.short_memory", "inject" if self._setting.smoke else "limit")
         retries = json.loads((folder / SUMMARY_NAME).read_text())["resume"]["memory_retries"]
         difference = self._difference(_losses_by_step(folder))
         goals = [Goal("A2-retries", retries, 1, at_most=False), Goal("A2-memory", difference, SAME_LOSS)]
-        return PartResult({"repeated steps": retries, "largest difference of a loss": difference}, goals)
+        return PartResult({"repeated steps": retries, "largest loss difference": difference}, goals)
 
     def peer(self) -> PartResult:
-        """Train the same rows by `transformers.Trainer` and peft."""
+        """Train the same rows with `transformers.Trainer` and peft."""
         outcome = self._trainers.train_peer("hf", "hf")
         difference = self._difference(dict(enumerate(outcome.losses, 1)))
         goal = Goal("A2-loss", difference, SAME_LOSS)
-        return PartResult({"tokens/s": outcome.tokens_per_second, "largest difference of a loss": difference}, [goal])
+        return PartResult({"tokens/s": outcome.tokens_per_second, "largest loss difference": difference}, [goal])
 
     def _run(self, name: str, module: str, *arguments: str) -> Path:
         folder = self._trainers.folder / name
@@ -81,7 +83,7 @@ class Loop:
 
     def _difference(self, losses: dict[int, float]) -> float:
         if not self._losses:
-            raise BenchFailed("the run to compare with has failed")
+            raise BenchFailed("the run for comparison has failed")
         return largest_relative_difference(list(losses.values()), [self._losses[step - 1] for step in losses])
 
 

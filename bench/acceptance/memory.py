@@ -1,4 +1,6 @@
-"""Memory that plans predict against the memory that the allocator took: ``python -m bench.acceptance.memory SIZE DEVICE TOKENS…``."""
+"""Memory that plans predict, compared with the memory that the allocator took: ``python -m bench.acceptance.memory SIZE
+DEVICE TOKENS…``.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,14 @@ RANK, PASSES = 16, 2
 ROW = {"cuda": 2048, "cpu": 256}
 ERROR = 0.1
 CUDA_BYTES = 1 << 30
-"""Memory that CUDA takes for itself, at most."""
+"""Upper bound on the memory that CUDA takes for itself."""
 CONTRACT = FineTuneContract.model_validate(
     {"model": {"hf_repo": "made"}, "data": {"train_file": "file-made"}, "adapter": {"rank": RANK}}
 )
 
 
 def measure(size: str, device: str, *tokens: str) -> PartResult:
-    """Measure micro-batches of these many tokens, with saved and with recomputed activations.
+    """Measure micro-batches of the given numbers of tokens, with saved and with recomputed activations.
 
     A case that is predicted not to fit is not tried, and one that is predicted to fit must.
     """
@@ -62,7 +64,7 @@ class MemoryCase:
     """A model with random weights.
 
     Args:
-        recompute: what is computed again in the backward pass.
+        recompute: activations that are recomputed in the backward pass.
     """
 
     def __init__(self, size: str, device: str, *, recompute: Recompute) -> None:
@@ -72,7 +74,9 @@ class MemoryCase:
         self._optimizer = build_optimizer(trainable(self._model), CONTRACT, self._device)
 
     def predicted(self, tokens: int) -> int:
-        """Return what the plan predicts: on a GPU all but CUDA's own memory, on a CPU what a micro-batch adds."""
+        """Return the memory that the plan predicts: on a GPU everything except CUDA's own memory, on a CPU the memory
+        that a micro-batch adds.
+        """
         row = min(tokens, ROW[self._device.type])
         configuration = Configuration(
             batch_size=tokens // row, grad_accum=PASSES, seq_len=row, recompute=self._recompute
@@ -84,7 +88,9 @@ class MemoryCase:
         return memory.total - memory.runtime if on_gpu else memory.activations + memory.logits + memory.gradients
 
     def used(self, tokens: int) -> int:
-        """Return what the allocator reserved at most, 0 if it was not enough; on a CPU the bytes alive at most, counted."""
+        """Return the peak memory that the allocator reserved, 0 if it ran out; on a CPU, the counted peak of live
+        bytes.
+        """
         if self._device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()

@@ -1,4 +1,6 @@
-"""Values of the CUDA-only branches against the same on a CPU or in fp32: ``python -m bench.acceptance.parity PART DEVICE``."""
+"""Results of the CUDA-only branches, compared with the same on a CPU or in fp32: ``python -m bench.acceptance.parity
+PART DEVICE``.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,19 @@ from worker.training.model.nf4 import BLOCK_SIZE
 HEAD_SIZES = (64, 128, 256)
 DOCUMENTS = (0, 7, 8, 200, 457)
 OTHER_CODES = 1e-3
-"""Largest share of code bytes that two devices' quantisers may round to another."""
+"""Largest share of code bytes that two devices' quantisers may round differently."""
 ROUNDING = 0.02
-"""Largest relative distance of a result in bf16 from the same in fp32."""
+"""Largest relative distance of a bf16 result from the fp32 result."""
 LIKE_AUTOCAST = 1.15
-"""Most times as far from fp32 as peft's gradients under autocast."""
+"""Largest distance of gradients from fp32, as a multiple of the distance of peft's gradients under autocast."""
 ADAPTERS, ROW = 8, 60
 
 
 def nf4(device: str) -> PartResult:
     """Compare NF4 on the device with NF4 on a CPU: plain and nested, whole blocks and a cut one.
 
-    Dequantised codes must be equal, since what a GPU has trained on is merged on a CPU. Two quantisers may round a value at the
-    border of two codes to either.
+    Dequantised codes must be equal, because an adapter trained on a GPU is merged on a CPU. At the border of two codes,
+    two quantisers may round a value differently.
     """
     generator = torch.Generator().manual_seed(0)
     dequantised, codes, compared = 0, 0, 0
@@ -81,7 +83,7 @@ def attention(device: str) -> PartResult:
         distances[size] = max(_distance(tensor, other) for tensor, other in zip(ours, exact, strict=True))
     goal = Goal("A1-attention", max(distances.values()), ROUNDING, facts={"by_head_size": distances})
     missing = Goal("A1-attention-kernel", kernels, len(HEAD_SIZES), at_most=False)
-    return PartResult({"largest distance": goal.figure, "head sizes with the kernel": kernels}, [goal, missing])
+    return PartResult({"largest distance": goal.figure, "head sizes that use the kernel": kernels}, [goal, missing])
 
 
 def _attended(inputs: list[Tensor], device: torch.device) -> list[Tensor]:
@@ -104,7 +106,8 @@ def _distance(ours: Tensor, exact: Tensor) -> float:
 def lora(device: str) -> PartResult:
     """Compare the fused functions' gradients in bf16 with peft's under autocast, as trainers run it, on one NF4 base.
 
-    Both are judged by their distance from fp32, summed over adapters and rows: by a single one either may be nearer.
+    Both are judged by their distance from fp32, summed over adapters and rows, because for a single one either may be
+    closer.
     """
     with TemporaryDirectory(prefix="bench-gpu-") as folder:
         make_base(Path(folder), SHAPES["tiny"], InputsRequest(SHAPES["tiny"], 0, 0, {}, device=device))
@@ -127,7 +130,7 @@ def lora(device: str) -> PartResult:
 
 
 def _gradients(model: PeftModel, seed: int) -> list[Tensor]:
-    """Return the gradients with LoRA and a row that are the same on every device; its B is not zero."""
+    """Return the gradients for a LoRA adapter (with nonzero B) and a row that are the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, parameter in sorted(model.named_parameters()):
@@ -140,7 +143,7 @@ def _gradients(model: PeftModel, seed: int) -> list[Tensor]:
 
 
 def _error(gradients: list[Tensor], exact: list[Tensor]) -> float:
-    """Return the distance of all gradients, relative to their norm."""
+    """Return the overall distance of the gradients, relative to their norm."""
     squares = [(float((a - b).square().sum()), float(b.square().sum())) for a, b in zip(gradients, exact, strict=True)]
     distance, norm = map(sum, zip(*squares, strict=True))
     return float((distance / norm) ** 0.5)

@@ -1,4 +1,6 @@
-"""Time of a micro-batch's kernels by group against the step on paper: ``python -m bench.acceptance.profile kernels DEVICE SIZE``."""
+"""Time of a micro-batch's kernels by group, compared with the modelled step: ``python -m bench.acceptance.profile
+kernels DEVICE SIZE``.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +23,26 @@ NAMES = {
     NF4: r"quantize|bitsandbytes",
     PRODUCTS: r"gemm|cutlass|nvjet|cublas|xmma|splitk|mm$|mm_$",
 }
-"""Patterns of kernels' names, in this order; all others are elementwise."""
+"""Patterns of kernel names, tried in this order; all other kernels are elementwise."""
 CARD_NAMES = {r"H100|H200|^cpu$": "h100", r"A100": "a100", r"4090": "rtx4090"}
-"""Cards whose rates on paper are known; on a CPU, whose figures mean nothing, any."""
+"""Cards whose assumed rates are known; on a CPU any of them is used, because the figures mean nothing there."""
 ROWS, TOKENS = 2, {"cuda": 2048, "cpu": 128}
 SLOWER = 1.25
-"""Most times the modelled time."""
+"""Largest allowed time, as a multiple of the modelled time."""
 
 
 def group_of(kernel: str) -> str:
-    """Return the group of a kernel by its name."""
+    """Return the group of a kernel, given its name."""
     return next((group for group, names in NAMES.items() if re.search(names, kernel, re.IGNORECASE)), ELEMENTWISE)
 
 
 def card_of(name: str) -> Card | None:
-    """Return the assumed rates of a card by the name that its driver gives; None: they are not known."""
+    """Return the assumed rates of a card, given the name that its driver reports; None if they are unknown."""
     return next((CARDS[card] for names, card in CARD_NAMES.items() if re.search(names, name)), None)
 
 
 def kernels(device: str, size: str) -> PartResult:
-    """Profile one micro-batch, forward and backward, of the model that the paper counts."""
+    """Profile one micro-batch, forward and backward, of the model whose step is modelled."""
     where, config, tokens = torch.device(device), config_of(SHAPES[size]), TOKENS[device]
     model, batch = counted_model(config, device=where), micro_batch(ROWS, tokens)
     activity = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU

@@ -17,7 +17,7 @@ class Goal:
     """A figure and its target.
 
     Attributes:
-        at_most: the target is the largest allowed figure; else it is the smallest.
+        at_most: whether the target is the largest allowed figure; otherwise it is the smallest.
         facts: further keys of its line.
     """
 
@@ -53,7 +53,7 @@ class PartResult:
 
     @classmethod
     def read(cls, output: str) -> PartResult:
-        """Return what a program has printed as its last line."""
+        """Parse the result that a program has printed as its last line."""
         fields = json.loads(output.splitlines()[-1])
         return cls(fields["figures"], [Goal(**goal) for goal in fields["goals"]])
 

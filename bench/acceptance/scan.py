@@ -19,14 +19,14 @@ from worker.training.model.delta_rule import gated_delta_rule
 from worker.training.model.kernels.flash_delta_rule import flash_scan, installed_kernel
 
 LINEAR = 1.1
-"""Most growth of the time beyond that of the row."""
+"""Largest allowed growth of the time, relative to the growth of the row's length."""
 SAME = {"own": 1e-3, "fla": 0.02}
-"""Largest relative distance from the reference on the shortest row: in fp32, and in bf16."""
+"""Largest relative distance from the reference on the shortest row, in fp32 and in bf16."""
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def inputs_of(tokens: int, device: str, dtype: torch.dtype) -> Inputs:
-    """Return query, key, value, decay and beta of one row, of a layer of the 4B model; on a CPU of a tiny one."""
+    """Return query, key, value, decay and beta of one row, for a layer of the 4B model; on a CPU, of a tiny one."""
     config: dict[str, Any] = TINY_QWEN3_5 if device == "cpu" else QWEN3_5
     heads, size = config["linear_num_value_heads"], config["linear_value_head_dim"]
     generator = torch.Generator().manual_seed(tokens)
@@ -38,7 +38,7 @@ def inputs_of(tokens: int, device: str, dtype: torch.dtype) -> Inputs:
 
 
 def reference(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-    """Compute it as transformers does without flash-linear-attention, also where that is installed."""
+    """Compute it as transformers does without flash-linear-attention, even if that is installed."""
     output: Tensor = unwrap(torch_chunk_gated_delta_rule)(
         query, key, value, g=decay, beta=beta, use_qk_l2norm_in_kernel=True
     )[0]
@@ -46,7 +46,7 @@ def reference(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Te
 
 
 def flash(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-    """Compute it by flash-linear-attention; on a CPU, which it does not support, by the trainer's own scan."""
+    """Compute it with flash-linear-attention; on a CPU, which that does not support, with the trainer's own scan."""
     if not query.is_cuda:
         return gated_delta_rule(query, key, value, decay, beta)
     kernel = installed_kernel()

@@ -1,4 +1,4 @@
-"""Surroundings of a stage, and of what its parts run in."""
+"""Environment of a stage and of the processes of its parts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from worker.jobs.child_environment import ALLOCATOR
 
 @dataclass(frozen=True)
 class Setting:
-    """Surroundings of a stage.
+    """Environment of a stage.
 
     Attributes:
         size: base of the speed stage, a name in ``SHAPES``.
-        smoke: the smallest sizes, which a CPU can compute too.
-        processes: run the parts.
-        folder: for inputs and run folders.
+        smoke: whether to use the smallest sizes, which a CPU can compute too.
+        processes: processes that run the parts.
+        folder: folder for inputs and run folders.
     """
 
     device: str
@@ -33,7 +33,7 @@ class Setting:
     folder: Path
 
     def part(self, module: str, part: str, *arguments: str) -> PartResult:
-        """Run a part of one of this package's programs in a process of its own.
+        """Run a part of one of this package's programs in a separate process.
 
         Raises:
             VariantFailed: it ended with an error.

@@ -1,7 +1,8 @@
 """The product's trainer on a GPU with less memory than it expects: ``python -m bench.acceptance.short_memory limit|inject PLAN RUN_DIR``.
 
-Its micro-batches are planned for the whole memory, and torch's allocator gets as much as a fraction of the first one needs. With ``inject``,
-on a CPU or for a base that is tiny next to the libraries' own memory, the first pass fails with the allocator's error.
+Its micro-batches are planned for the whole memory, but torch's allocator gets only a fraction of the memory that the
+first one needs. With ``inject``, on a CPU or for a base that is tiny next to the libraries' own memory, the first pass
+fails with the allocator's error.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from worker.training import loss, step, trainer
 from worker.training.model.memory_budget import Budget, choose_budget
 
 SHARE = 1.25
-"""Memory for activations, in the need of the longest row, which is what remains after all halvings."""
+"""Memory for activations, as a multiple of the need of the longest row: the smallest micro-batch, after all halvings,
+is that row alone.
+"""
 
 
 def short_budget(

@@ -1,4 +1,4 @@
-"""The comparison of ``bench/gpu.py`` in the time of a stage: the product's variants, then the peers, each a part."""
+"""The comparison of ``bench/gpu.py`` within the time of a stage: the product's variants, then the peers, one part each."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bench.training.roofline import Roofline
 from bench.training.shapes import SHAPES
 
 STEPS = {False: 6, True: 5}
-"""Optimizer steps of a variant; in a smoke run."""
+"""Optimizer steps of a variant, normally and in a smoke run."""
 
 
 class Speed:
-    """The parts of the stage, which judge goals G1 to G5 together."""
+    """The parts of the stage, which together decide goals G1 to G5."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -42,7 +42,9 @@ class Speed:
         return GpuComparison(self._trainers, options)
 
     def work(self) -> StageWork:
-        """Return the parts, those that say most first: a stage that is cut has compared the product with its peers."""
+        """Return the parts, the most informative first, so that a stage that is cut short has compared the product with
+        its peers.
+        """
         product, *variants = PRODUCT
         profiled = self._setting.parts("profile", ["kernels"], self._setting.size)
         peers: dict[str, Callable[[], PartResult]] = {}
@@ -69,10 +71,10 @@ class Speed:
         return PartResult({"tokens/s": outcome.tokens_per_second, "peak GB": outcome.peak_bytes / 1e9})
 
     def train_by_peer(self, variant: str, *modules: str) -> PartResult:
-        """Make one run of a peer that needs packages of its own.
+        """Make one run of a peer that needs additional packages.
 
         Raises:
-            PeerMissing: they are not installed, and cannot be.
+            PeerMissing: they are not installed and cannot be installed.
         """
         own, self._trainers.peers = self._trainers.peers, peers_python(*modules)
         try:

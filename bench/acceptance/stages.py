@@ -1,4 +1,4 @@
-"""The six stages of the first hour on a new card: what each of them proves, needs and runs."""
+"""The six acceptance stages for a new GPU: what each of them proves, needs and runs."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ PRELOADED = ("bitsandbytes", "peft", "worker.train", "worker.pretrain")
 PARITY = ("nf4", "attention", "lora", "kernels")
 SCANS = ("reference", "own", "fla")
 KERNELS = ("norm and sum", "norm of queries", "rotary embeddings", "SwiGLU")
-"""Parts of this package's programs: without importing them, because that takes seconds."""
+"""Parts of this package's programs, listed here because importing the programs takes seconds."""
 MARKED = "tests/worker/training/model"
-"""Folder of the tests marked `gpu`, without those of the stages."""
+"""Folder of the tests marked `gpu`, except those of the stages."""
 SCAN_TOKENS, SMOKE_SCAN_TOKENS = (1024, 2048, 4096, 8192), (128, 256)
 SCAN_FASTER = 5.0
-"""Minimum speed relative to transformers' reference, on rows of 4,096 tokens; on paper it moves sixteen times fewer bytes."""
+"""Minimum speed relative to transformers' reference, on rows of 4,096 tokens; in the model it moves a sixteenth of the
+bytes.
+"""
 
 
 @dataclass(frozen=True)
 class AcceptanceStage:
-    """One command of the plan.
+    """One acceptance stage.
 
     Attributes:
-        proves: what is known once it has passed.
-        needs: beyond torch, transformers, peft, bitsandbytes and the trainer's small packages.
-        work: returns its parts.
+        proves: the claim that is proven once it passes.
+        needs: requirements beyond torch, transformers, peft, bitsandbytes and the trainer's small packages.
+        work: function that returns its parts.
     """
 
     proves: str
@@ -101,34 +103,35 @@ def kernels_work(setting: Setting) -> StageWork:
 
 STAGES = {
     "parity": AcceptanceStage(
-        "NF4, attention, fused LoRA and Triton's kernels compute on the card what they compute elsewhere",
-        "pytest and the tests' packages for its last part",
+        "NF4, attention, fused LoRA and Triton's kernels give the same results on the card as elsewhere",
+        "pytest and the tests' packages (last part only)",
         parity_work,
     ),
     "loop": AcceptanceStage(
-        "training from start to end, a resume, a retry after out of memory; losses of transformers.Trainer",
+        "training from start to end, resuming, retrying after running out of memory; the same losses as "
+        "transformers.Trainer",
         "-",
         loop_work,
     ),
     "speed": AcceptanceStage(
-        "goals G1 to G5, and kernel time by group against the step on paper", "TRL and Unsloth for G1", speed_work
+        "goals G1 to G5, and kernel time by group compared with the modelled step", "TRL and Unsloth for G1", speed_work
     ),
     "memory": AcceptanceStage(
-        "predicted memory is what the allocator takes: three sizes, up to 16k tokens", "-", memory_work
+        "predicted memory matches what the allocator takes: three sizes, up to 16k tokens", "-", memory_work
     ),
     "scan": AcceptanceStage(
-        "Qwen3.5's linear attention is right, and its time grows with the row's length",
-        "flash-linear-attention for its last part",
+        "Qwen3.5's linear attention is correct, and its time grows linearly with the row's length",
+        "flash-linear-attention (last part only)",
         scan_work,
     ),
     "kernels": AcceptanceStage("Triton's kernels are faster than torch's formulas", "a C compiler", kernels_work),
 }
-"""In the order in which to run them: a later one means little where an earlier one fails."""
+"""The stages in the order in which to run them: a later one means little if an earlier one fails."""
 
 
 def print_stages() -> None:
     """Print a line for each stage."""
-    print(f"Each stage takes at most {SECONDS:.0f} s, and runs on a CPU with --device cpu --smoke.")
+    print(f"Each stage takes at most {SECONDS:.0f} s; with --device cpu --smoke it runs on a CPU.")
     for name, stage in STAGES.items():
         print(f"{name:<8} proves: {stage.proves}; needs: {stage.needs}")
 

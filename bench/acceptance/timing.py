@@ -10,11 +10,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 TRIES, TOGETHER = 5, 5
-"""Timed batches, and runs in each of them: so that the time to start a kernel is hidden as it is in training."""
+"""Timed batches, and runs in each of them: so that the launch time of kernels is hidden, as in training."""
 
 
 def seconds_of(work: Callable[[], object], device: str) -> float:
-    """Return the median time of one run, after some that are not timed: a kernel is compiled when it first runs."""
+    """Return the median time of one run, after untimed runs in which kernels are compiled."""
     tries, together = (TRIES, TOGETHER) if device == "cuda" else (1, 1)
     seconds = []
     for _ in range(tries + 1):
@@ -28,7 +28,9 @@ def seconds_of(work: Callable[[], object], device: str) -> float:
 
 
 def kernel_seconds_of(work: Callable[[], object], device: str) -> float:
-    """Return the time of one run's kernels on a GPU, without what starts them; on a CPU :func:`seconds_of`."""
+    """Return the time of one run's kernels on a GPU, without launch overhead; on a CPU, the result of
+    :func:`seconds_of`.
+    """
     if device == "cpu":
         return seconds_of(work, device)
     work()

@@ -1,6 +1,6 @@
 """Chats whose lengths are those of a realistic mix: lognormal, median 269 tokens, mean 441, 99th percentile about 2,800.
 
-The text is the repository's own (`examples/`, `docs/`), so a base that was pretrained on it knows every word.
+The text is the repository's own (`examples/`, `docs/`), so a base pretrained on it knows every word.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def corpus() -> list[str]:
 
 
 def chat_mix(count_tokens: Callable[[str], int], rows: int, seed: int = 7) -> list[dict[str, Any]]:
-    """Return `rows` chats of one to three exchanges, 40 to 50 % of their tokens the assistant's."""
+    """Return `rows` chats of one to three exchanges; 40 to 50 % of their tokens are the assistant's."""
     draw = random.Random(seed)
     sentences = [(text, count_tokens(text)) for text in corpus()]
     chats: list[dict[str, Any]] = []
@@ -59,7 +59,7 @@ def chat_mix(count_tokens: Callable[[str], int], rows: int, seed: int = 7) -> li
 
 
 def _text(draw: random.Random, sentences: Sequence[Sentence], tokens: float) -> str:
-    """Return sentences with about that many tokens in total; one that would exceed them is cut at a word."""
+    """Return sentences with about ``tokens`` tokens in total; the last one is cut at a word boundary."""
     chosen: list[str] = []
     while tokens > 0:
         sentence, length = draw.choice(sentences)

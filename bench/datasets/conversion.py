@@ -1,8 +1,8 @@
 """``mens migrate openai convert`` compared with ``mens data check``, on a file with images; run by ``python -m
 bench.data``.
 
-100,000 rows in OpenAI's form, of which 7 % have images. Converting a file accounts for each of its lines and writes it
-again; it should take no longer than the report on the same file. Each reads it in a process of its own, in turns.
+100,000 rows in OpenAI's form, of which 7 % have images. Converting a file checks and rewrites each of its lines; it
+should take no longer than the report on the same file. The two take turns, each in a separate process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def compare_conversion(rounds: int, *, smoke: bool) -> bool:
                 output = processes.run(python, "bench.datasets.data_variants", variant, str(path))
                 rounds_of_variant.append(json.loads(output.splitlines()[-1]))
                 if rounds_of_variant[-1]["rows"] != rows:
-                    raise BenchFailed(f"{variant} has read {rounds_of_variant[-1]['rows']} of {rows} lines")
+                    raise BenchFailed(f"{variant} read {rounds_of_variant[-1]['rows']} of {rows} lines")
         size = path.stat().st_size / 1e6
     print(f"\n{rounds} rounds, {rows} rows, {size:.0f} MB, {IMAGES:.0%} with images; median")
     medians: dict[str, dict[str, float]] = {
@@ -65,7 +65,7 @@ def compare_conversion(rounds: int, *, smoke: bool) -> bool:
 
 
 def write_rows(path: Path, count: int) -> None:
-    """Write chats of ``plain``, without its labels, some of them with an image."""
+    """Write the chats of ``plain`` without its labels, some of them with an image."""
     draw = random.Random(3)
     write_file(path, CORPORA["plain"], min(count, BLOCK_ROWS) * 2_200)
     chats = [json.loads(line)["messages"] for line in path.read_bytes().splitlines()]
@@ -77,7 +77,7 @@ def write_rows(path: Path, count: int) -> None:
 
 
 def with_image(chat: list[Row]) -> list[Row]:
-    """Return a chat whose last question has an image."""
+    """Return a chat with an image in its last question."""
     image = {"type": "image_url", "image_url": {"url": "https://example.com/photo.png"}}
     chat[-2]["content"] = [{"type": "text", "text": chat[-2]["content"]}, image]
     return chat

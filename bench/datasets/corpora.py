@@ -47,11 +47,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """How chats are written.
+    """The form in which chats are written.
 
     Attributes:
         characters: median length of a chat's content.
-        dress: adds to a row the fields that its source would have added.
+        dress: function that adds the fields that a row's source would have added.
     """
 
     characters: float
@@ -59,7 +59,7 @@ class Corpus:
 
 
 def write_file(path: Path, corpus: Corpus, size: int, bad_every: int = 0) -> int:
-    """Write a file of about ``size`` bytes: a block of chats repeatedly, each row with its number.
+    """Write a file of about ``size`` bytes: a block of chats is repeated, and each row gets a number.
 
     Args:
         bad_every: interval of bad lines; 0 makes none.

@@ -1,9 +1,9 @@
-"""One variant of ``bench/corpus.py`` in a process of its own: prints seconds, rows and memory as JSON.
+"""One variant of ``bench/corpus.py`` in a separate process: prints seconds, rows and memory as JSON.
 
     python -m bench.datasets.corpus_variants VARIANT FOLDER [PACKAGE…]
 
-A folder has the variant's input; the output is written into a folder of the variant's name in it. The imports of a variant
-are not counted.
+FOLDER contains the variant's input; the output is written into a subfolder named after the variant. The imports of a
+variant are not counted.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def datatrove() -> Variant:
     from datatrove.utils.word_tokenizers import WordTokenizer
 
     class SplitAtSpaces(WordTokenizer):
-        """Cuts words at spaces; spaCy, the default for English, takes many times as long."""
+        """Splits words at spaces; spaCy, the default for English, is many times slower."""
 
         def word_tokenize(self, text: str) -> list[str]:
             return text.split()
@@ -72,7 +72,7 @@ def datatrove() -> Variant:
             raise NotImplementedError
 
     class EncodedSignatures(MinhashDedupSignature):
-        """Encodes texts for its xxhash, of which version 4 takes bytes only."""
+        """Encodes texts before hashing, because version 4 of xxhash only takes bytes."""
 
         def __init__(self, folder: str, language: WordTokenizer) -> None:
             super().__init__(folder, language=language)
@@ -106,7 +106,7 @@ def datatrove() -> Variant:
 
 
 def python_paths() -> tuple[Path, ...]:
-    """Return the folders of the standard library that the command line names."""
+    """Return the folders of the standard library's packages that the command line names."""
     return tuple(Path(sysconfig.get_path("stdlib"), name) for name in sys.argv[3:])
 
 
@@ -176,7 +176,7 @@ def client(folder: Path) -> int:
 
 
 def imported(run: Variant, *modules: str) -> Callable[[], Variant]:
-    """Return a maker of a variant that imports modules before the clock starts."""
+    """Return a factory for a variant whose modules are imported before the clock starts."""
 
     def make() -> Variant:
         for module in modules:

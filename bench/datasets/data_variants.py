@@ -1,4 +1,4 @@
-"""One variant of ``bench/datasets/validation.py`` in a process of its own: prints seconds, rows and memory as JSON.
+"""One variant of ``bench/datasets/validation.py`` in a separate process: prints seconds, rows and memory as JSON.
 
     python -m bench.datasets.data_variants VARIANT FILE
 
@@ -29,7 +29,7 @@ def check(strict: bool) -> Variant:
         with path.open("rb") as file:
             report = check_dataset(file, strict=strict)
         if strict == bool(report.error_count):
-            sys.exit("the file is not as this variant needs it")
+            sys.exit("the file does not have the structure that this variant needs")
         return report.rows + report.error_count
 
     return read
@@ -92,8 +92,8 @@ def orjson() -> Variant:
 
 
 def pydantic() -> Variant:
-    """Check the same fields and the same rules for turns, extra keys ignored, in pydantic's fastest way: JSON straight
-    into models.
+    """Check the same fields and turn rules, ignoring extra keys, in pydantic's fastest way: JSON parsed directly into
+    models.
     """
     from typing import Annotated, Literal, Self
 
@@ -155,7 +155,7 @@ def pydantic() -> Variant:
 
 
 def datasets() -> Variant:
-    """Run `load_dataset("json")`, which infers the columns, on every core, and writes an Arrow file."""
+    """Run `load_dataset("json")` on every core; it infers the columns and writes an Arrow file."""
     import datasets as library
 
     library.disable_progress_bars()
@@ -187,7 +187,7 @@ def cpu_seconds() -> float:
 
 
 def print_measured(read: Variant, path: Path) -> None:
-    """Run a variant, and print what it took and the number that it returned."""
+    """Run a variant, and print its measurements and the number that it returned."""
     before = peak_bytes()
     start, cpu_start = time.perf_counter(), cpu_seconds()
     rows = read(path)

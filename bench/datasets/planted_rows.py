@@ -1,7 +1,7 @@
 """Training rows with planted duplicates for the bench of corpora: all text is made up.
 
-A near copy differs from its original in one word of a hundred, at least in one. The shortest row has 60 words, so a copy
-has 0.9 of its three-word pieces in common with its original, and 0.84 of its five-word pieces.
+A near copy differs from its original in one word per hundred, and in at least one word. The shortest row has 60 words,
+so a copy shares 0.9 of its three-word pieces and 0.84 of its five-word pieces with its original.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 EXACT_SHARE, NEAR_SHARE = 0.02, 0.1
 LEAST_WORDS, SPREAD = 60, 0.5
 LONG_WORDS = 10_000
-"""Words of six letters; 8,100 have four."""
+"""Number of six-letter words; another 8,100 words have four letters."""
 _BLOCK_ROWS = 2_000
 _SYLLABLES = [consonant + vowel for consonant in "bcdfghjklmnprstvwz" for vowel in "aeiou"]
 Digest = bytes
@@ -28,7 +28,7 @@ Digest = bytes
 
 @dataclass(slots=True)
 class PlantedPairs:
-    """Rows of which one has to be left out, by digest of their text."""
+    """Pairs of rows of which one must be left out, by the digest of their text."""
 
     exact: list[Digest] = field(default_factory=list)
     near: list[tuple[Digest, Digest]] = field(default_factory=list)
@@ -38,8 +38,8 @@ class FoundCopies(NamedTuple):
     """Rows that were left out of a file.
 
     Attributes:
-        share: share of the planted copies.
-        others: number of the others.
+        share: share of the planted copies that were left out.
+        others: number of other rows that were left out.
     """
 
     share: float
@@ -47,7 +47,7 @@ class FoundCopies(NamedTuple):
 
 
 def write_rows(path: Path, rows: int, mean_words: int) -> PlantedPairs:
-    """Write rows, of which 2 % repeat an earlier one and 10 % nearly do.
+    """Write rows; 2 % are exact copies of an earlier row and 10 % are near copies.
 
     Args:
         mean_words: median length of a row in words.
@@ -62,7 +62,7 @@ def write_rows(path: Path, rows: int, mean_words: int) -> PlantedPairs:
 
 
 def find_copies(planted: PlantedPairs, rows: int, kept: Iterable[str]) -> FoundCopies:
-    """Compare the texts that were kept of ``rows`` rows with the planted copies."""
+    """Compare the kept texts of ``rows`` rows with the planted copies."""
     left = Counter(map(digest_text, kept))
     exact = sum(left[digest] <= 1 for digest in planted.exact)
     near = sum(left[first] + left[second] <= 1 for first, second in planted.near)

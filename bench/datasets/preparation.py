@@ -2,8 +2,9 @@
 
 The product's measurement includes everything: every line checked, rendered with the template, tokenised, labelled,
 written to disk and packed. TRL's is `SFTTrainer._prepare_dataset` with ``assistant_only_loss`` and packing ``bfd``,
-with one process and with two, and the faster one counts; reading the file into Arrow and loading the tokenizer are not
-counted. Variants run in turns, each in a process of its own. Ids and supervised tokens of every row are compared too.
+with one process and with two, and the faster of the two counts; reading the file into Arrow and loading the tokenizer
+are not counted. Variants run in turns, each in a separate process. Ids and supervised tokens of every row are compared
+too.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Size:
         rows: chats of the file.
         vocabulary: tokens of the tokenizer.
         library_text: whether the corpus includes the standard library's text, in addition to the repository's.
-        copies: length factor of the file that memory is measured on.
+        copies: factor by which the file for the memory measurement is longer.
     """
 
     rows: int = 12_000
@@ -93,9 +94,9 @@ class Preparation:
             libraries = {facts[name][0]["library"] for name in ("mens", "mens, tokenizers")}
             identical = all(same_rows(folder / f"{library}.npz", folder / "trl.npz") for library in libraries)
             if self._smoke and not identical:
-                raise BenchFailed("the product's ids or masks are not TRL's")
+                raise BenchFailed("the product's ids or masks differ from TRL's")
             if self._smoke and libraries != {"fastokens", "tokenizers"}:
-                raise BenchFailed(f"rows were encoded by {libraries}, not once by each of both libraries")
+                raise BenchFailed(f"rows were encoded by {libraries}, not once by each of the two libraries")
             return self.report(facts, identical, self.memory_growth(processes, chats, base, folder, facts["mens"][0]))
 
     def _run(self, processes: Processes, variant: str, chats: Path, base: Path, out: Path) -> Facts:

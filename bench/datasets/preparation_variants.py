@@ -1,4 +1,4 @@
-"""One variant of ``bench/datasets/preparation.py`` in a process of its own: prints its measurements as one line of JSON.
+"""One variant of ``bench/datasets/preparation.py`` in a separate process: prints its measurements as one line of JSON.
 
     python -m bench.datasets.preparation_variants VARIANT CHATS BASE OUT
 
@@ -21,16 +21,16 @@ import numpy as np
 from bench.harness.peak_memory import peak_bytes
 
 CAPACITY = 8192
-"""Tokens of a bin, and of the longest row: no row of the chats is longer, so no variant truncates."""
+"""Tokens per bin and maximum row length: no chat is longer, so no variant truncates."""
 VOCAB_ROWS = 1 << 20
 COMPARED_ROWS = 50_000
-"""A longer file only serves to measure memory."""
+"""Number of rows that are compared; a longer file only serves to measure memory."""
 Facts = dict[str, Any]
 
 
 def mens(path: Path, base: Path, out: Path, *, fast: bool) -> Facts:
-    """Counted: everything from the file's name to rows on disk and bins, including the tokenizer's loading and the
-    check of every line.
+    """Prepare with the product. Counted: everything from opening the file to bins and rows on disk, including loading
+    the tokenizer and checking every line.
     """
     from shared.contract.contracts import FineTuneContract
     from shared.hashing import digest_file
@@ -65,7 +65,9 @@ def mens(path: Path, base: Path, out: Path, *, fast: bool) -> Facts:
 
 
 def trl(path: Path, base: Path, out: Path, *, processes: int, packing: bool) -> Facts:
-    """Counted: `SFTTrainer`'s own preparation of a data set that is already read; reading it is reported separately."""
+    """Prepare with TRL. Counted: `SFTTrainer`'s preparation of a data set that is already loaded; loading it is
+    reported separately.
+    """
     import torch
     from datasets import disable_progress_bars, load_dataset
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -116,7 +118,7 @@ def trl(path: Path, base: Path, out: Path, *, processes: int, packing: bool) -> 
 
 
 def save(path: Path, ids: Any, supervised: Any, lengths: Any) -> None:
-    """Save the result for every row. The first token is not a target, whatever a trainer writes there."""
+    """Save the result for every row. The first token is never a target, whatever label a trainer gives it."""
     supervised = np.array(supervised)
     supervised[np.cumsum(lengths) - lengths] = False
     np.savez(path, ids=np.asarray(ids, np.uint32), supervised=supervised, lengths=np.asarray(lengths, np.int64))

@@ -1,10 +1,10 @@
-"""The report on a training file, compared with merely loading it with ``datasets`` (goal C3); run by ``python -m
+"""The report on a training file, compared with only loading it with ``datasets`` (goal C3); run by ``python -m
 bench.data``.
 
-For each corpus of ``bench/datasets/corpora.py``, every variant reads the same file in a process of its own, in turns (A B C A B
-C …), and medians are compared. A process's start and imports are not counted. The goal is set on every corpus. The
-table also shows the pass that only checks the rows, parsers, and pydantic; they have no goal. Speeds per CPU second, of
-all threads and processes, are shown too: they stay the same on a machine that has other work.
+For each corpus of ``bench/datasets/corpora.py``, every variant reads the same file in a separate process, in turns (A B
+C A B C …), and medians are compared. A process's start and imports are not counted. The goal applies to every corpus.
+The table also shows plain parsers, pydantic and the pass that only checks rows; these have no goal. Speeds per CPU
+second, summed over all threads and processes, are shown too: they do not depend on the machine's other load.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GOALS = (
 )
 PRELOADED = ("datasets", "orjson", "pydantic", "shared.datasets.report")
 Speeds = dict[str, dict[str, list[float]]]
-"""Megabytes per second of every round: by clock (``seconds``, ``cpu_seconds``) and variant."""
+"""Megabytes per second of every round, by clock (``seconds``, ``cpu_seconds``) and variant."""
 
 
 class Validation:
@@ -111,7 +111,7 @@ class Validation:
         output = processes.run(python, "bench.datasets.data_variants", variant, str(path), **environment_of(variant))
         facts: dict[str, float] = json.loads(output.splitlines()[-1])
         if facts["rows"] != lines:
-            raise BenchFailed(f"{variant} has read {facts['rows']} of {lines} lines")
+            raise BenchFailed(f"{variant} read {facts['rows']} of {lines} lines")
         return facts
 
     def _goal(self, corpus: str, speeds: Speeds, name: str, ours: str, theirs: str, target: float) -> bool:

@@ -1,4 +1,4 @@
-"""A Chromium that benches look at pages with: what a page sends, when it shows something, how long it blocks, what it costs."""
+"""A Chromium with which benches measure pages: traffic, time until something is shown, blocking time and CPU use."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def chromium() -> Iterator[Browser]:
 
 @dataclass
 class Traffic:
-    """Requests of a page since it was last forgotten.
+    """Requests of a page since the counts were last reset.
 
     Attributes:
-        calls: statuses and URLs of requests that went to a server; not those that the browser's cache answered.
+        calls: statuses and URLs of requests that went to a server, not those that the browser's cache answered.
     """
 
     calls: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Traffic:
     _urls: dict[str, str] = field(default_factory=dict)
 
     def follow(self, session: CDPSession) -> None:
-        """Count what a page does from now on."""
+        """Start counting a page's requests."""
         session.on("Network.requestWillBeSent", self._on_request)
         session.on("Network.requestServedFromCache", lambda event: self._cached.add(event["requestId"]))
         session.on("Network.responseReceived", self._on_response)
@@ -79,7 +79,7 @@ class Traffic:
 
     @property
     def received(self) -> int:
-        """Bytes of all answers, as they went over the connection, those of open streams too."""
+        """Bytes of all responses as transferred, including open streams."""
         return sum(self._received.values())
 
     def received_from(self, part: str) -> int:
@@ -87,7 +87,7 @@ class Traffic:
         return sum(size for request, size in self._received.items() if part in self._urls.get(request, ""))
 
     def forget(self) -> None:
-        """Count from zero."""
+        """Reset the counts."""
         self.calls.clear()
         self._received.clear()
 
@@ -110,11 +110,11 @@ class Traffic:
 
 @contextmanager
 def opened(browser: Browser, state: StorageState | None = None) -> Iterator[tuple[Page, Traffic]]:
-    """Yield a page of a new person, and what it sends and receives.
+    """Yield a page of a new user, and its traffic.
 
     Args:
-        browser: that opens it.
-        state: what an earlier page of theirs has kept; None: nothing.
+        browser: the browser that opens it.
+        state: stored state of an earlier page of the same user; None: none.
     """
     context = browser.new_context(storage_state=state, viewport={"width": SIZE[0], "height": SIZE[1]})
     context.set_default_timeout(60_000)
@@ -128,24 +128,30 @@ def opened(browser: Browser, state: StorageState | None = None) -> Iterator[tupl
 
 
 def milliseconds_until(page: Page, url: str, selector: str) -> float:
-    """Open an address; return the time from there until what the selector finds is painted."""
+    """Open an address; return the time until the element that the selector matches is painted."""
     page.goto(url, wait_until="commit")
     return float(page.evaluate("(selector) => window.__whenSeen(selector)", selector))
 
 
 def longest_block(page: Page, *, forget: bool = False) -> float:
-    """Return the milliseconds of the longest task of a page; 0 if none took over 50, which is what Chromium reports.
+    """Return the milliseconds of the longest task of a page; 0 if none took over 50 ms, the shortest that Chromium
+    reports.
 
     Args:
-        page: that ran it.
-        forget: begin again afterwards.
+        page: the page to measure.
+        forget: whether to start over afterwards.
     """
-    script = "(forget) => { const longest = Math.max(0, ...window.__blocked); if (forget) window.__blocked = []; return longest; }"
+    script = (
+        "(forget) => "
+        "{ const longest = Math.max(0, ...window.__blocked); if (forget) window.__blocked = []; return longest; }"
+    )
     return float(page.evaluate(script, forget))
 
 
 def processor_seconds(command: str) -> float:
-    """Return the CPU seconds so far of the processes below this one whose command line contains a text, and of those below them."""
+    """Return the CPU seconds used so far by descendants of this process whose command line contains a text, and by
+    their own descendants.
+    """
     children: dict[int, list[int]] = {}
     used: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -172,7 +178,7 @@ def _command_line(pid: int) -> str:
 
 
 def share_of_a_core(command: str, page: Page, seconds: float) -> float:
-    """Return the percentage of a core that the processes of :func:`processor_seconds` use while a page is open."""
+    """Return the share of a core, in percent, that the processes of :func:`processor_seconds` use while a page is open."""
     before, began = processor_seconds(command), time.perf_counter()
     page.wait_for_timeout(seconds * 1000)
     return 100 * (processor_seconds(command) - before) / (time.perf_counter() - began)

@@ -26,7 +26,9 @@ def bench_parser(module: str, description: str | None) -> argparse.ArgumentParse
         prog=f"python -m {module}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--smoke", action="store_true", help="run every variant once, at a size of seconds; goals are not judged"
+        "--smoke",
+        action="store_true",
+        help="run every variant once, at a size that takes seconds; goals are not judged",
     )
     return parser
 

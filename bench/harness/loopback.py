@@ -1,4 +1,4 @@
-"""Servers on this machine: a free port, the wait for a response, and the stop."""
+"""Servers on this machine: find a free port, wait for a response, and stop the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STOP_SECONDS = 20.0
 
 
 def free_port() -> int:
-    """Return a port that no server listens on at the moment."""
+    """Return a port on which no server is listening."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The largest memory that this process has held."""
+"""Peak memory of this process."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def peak_bytes() -> int:
-    """Return the largest resident set of this program alone: Linux counts a parent's memory into ru_maxrss of its
-    children.
+    """Return the peak resident set of this program alone; in ru_maxrss, Linux includes the memory of the parent
+    process.
     """
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024

@@ -1,8 +1,8 @@
 """The environments of the peers in comparisons: ``.cache/bench-venv``, as ``locks/bench.lock`` pins it, and isolated ones.
 
-The first extends the environment that runs the bench: peers and product share one build of torch, transformers, peft and
-bitsandbytes, on a CPU and on a GPU, and the lock lists only packages that the product does not need. A peer that shares
-nothing with the product has an environment of its own in ``.tools``.
+The first extends the environment that runs the bench: peers and product share one build of torch, transformers, peft
+and bitsandbytes, on a CPU and on a GPU, and the lock lists only packages that the product does not need. A peer that
+shares nothing with the product has a separate environment in ``.tools``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def require(*modules: str) -> None:
     """
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise PeerMissing(f"not installed: {', '.join(missing)}. `make install` makes an environment that has it.")
+        raise PeerMissing(f"not installed: {', '.join(missing)}. `make install` creates an environment that has it.")
 
 
 def peers_python(*modules: str) -> Path:
@@ -65,12 +65,15 @@ def peers_python(*modules: str) -> Path:
 
 
 def product_modules() -> str:
-    """Return the module folder of this environment; one for all checkouts whose ``.venv`` is a link to the same."""
+    """Return the module folder of this environment; it is the same for all checkouts whose ``.venv`` links to the same
+    environment.
+    """
     return str(Path(sysconfig.get_path("purelib")).resolve())
 
 
 def isolated_python(name: str) -> Path:
-    """Return the interpreter of an environment that has what ``locks/{name}.lock`` pins, and no part of the product; made once.
+    """Return the interpreter of an environment with the packages that ``locks/{name}.lock`` pins and without the
+    product; it is created once.
 
     Raises:
         PeerMissing: it cannot be installed.
@@ -94,9 +97,9 @@ def _is_installed(pin: str) -> bool:
 
 
 def _install() -> None:
-    """Create the environment again.
+    """Recreate the environment. Raises
 
-    Raises:
+    :
         PeerMissing: the lock could not be installed.
     """
     print(f"installing the peers of locks/{LOCK.name} into {FOLDER}", file=sys.stderr)

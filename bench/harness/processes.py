@@ -1,4 +1,4 @@
-"""Variants in processes of their own: ``python -m module`` each time, or in a smoke run a fork of a preloaded process."""
+"""Variants in separate processes: ``python -m module`` each time, or in a smoke run a fork of a preloaded process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NU
 FORK_SERVER = "MENS_BENCH_FORK_SERVER"
 """Two descriptors: the standard input and output of a process that variants of smoke runs are forked from."""
 LINE_BYTES = 64
-"""Upper bound of the bytes in a line with an exit code."""
+"""Largest length of a line with an exit code, in bytes."""
 
 
 class VariantFailed(BenchFailed):
@@ -35,7 +35,7 @@ class VariantFailed(BenchFailed):
 
 
 class Processes(Protocol):
-    """Runs modules, each in a process of its own."""
+    """Runs modules, each in a separate process."""
 
     def run(self, python: Path, module: str, *arguments: str, **environment: str) -> str:
         """Return the standard output of ``python -m module arguments``, run offline in the checkout.
@@ -101,7 +101,7 @@ class ForkedProcesses:
                 exit_code = ""
             if exit_code != "0":
                 # A server that has died has written its own error to the standard error of this process.
-                tail = errors.read_text(errors="replace") if errors.exists() else "the process that forks has ended"
+                tail = errors.read_text(errors="replace") if errors.exists() else "the fork server has ended"
                 raise VariantFailed(module, tail)
             return output.read_text()
 
@@ -131,7 +131,7 @@ def variant_processes(*, smoke: bool, python: Path, preloaded: tuple[str, ...]) 
 
 @contextmanager
 def fork_server(python: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process that variants are forked from, as long as the block lasts.
+    """Run a process that variants are forked from, for the duration of the block.
 
     Args:
         python: its interpreter.

@@ -1,5 +1,5 @@
-"""The manifest of an adapter that was generated, not trained: valid in the fields that a merge reads, zeros in its
-digests.
+"""The manifest of an adapter that was generated, not trained: the fields that a merge reads are valid, its digests are
+zeros.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ZERO = "0" * 64
 
 
 def made_manifest(base_keys: Sequence[str], *, vocab: int, d_model: int, rank: int, alpha: int) -> AdapterManifest:
-    """Return the manifest of an adapter for these base tensors; its logical names are their own."""
+    """Return the manifest of an adapter for these base tensors; the logical names are the tensors' own names."""
     return AdapterManifest(
         adapter_method=AdapterMethod.QLORA,
         quant=ManifestQuant(base_quant=BaseQuant.NF4),

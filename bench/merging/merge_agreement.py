@@ -1,7 +1,8 @@
 """Agreement of the product's merged model with peft's: ``python -m bench.merging.merge_agreement FOLDER`` prints one line of
 JSON.
 
-FOLDER has ``base`` and the results of two variants of ``bench/merging/merge_variants.py``, ``mens`` and ``peft-f32``.
+FOLDER contains ``base`` and the results of two variants of ``bench/merging/merge_variants.py``, ``mens`` and
+``peft-f32``.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ CANCELLED = 1e-6
 
 
 def agreement(folder: Path) -> tuple[float, int]:
-    """Measure how far our values are from those of peft in float32.
+    """Measure the distance of the product's values from those of peft in float32.
 
-    Where base and adapter nearly cancel out, float32 has the rounding errors of the larger terms: differences below a
-    millionth of the tensor's mean size do not count.
+    Where base and adapter nearly cancel out, float32 keeps the rounding errors of the larger terms, so differences
+    below a millionth of the tensor's mean magnitude do not count.
 
     Returns:
         the share of equal values, and the largest difference of the others in steps of bfloat16.
@@ -30,7 +31,7 @@ def agreement(folder: Path) -> tuple[float, int]:
     """
     ours_by_name, expected, base = (_locate(folder / name) for name in ("mens", "peft-f32", "base"))
     if ours_by_name.keys() != expected.keys():
-        sys.exit(f"the merged models differ in {sorted(ours_by_name.keys() ^ expected.keys())[:5]}")
+        sys.exit(f"the merged models have different tensors: {sorted(ours_by_name.keys() ^ expected.keys())[:5]}")
     equal = count = worst = 0
     for name in ours_by_name:
         ours, theirs, weight = (_tensor(located, name) for located in (ours_by_name, expected, base))
@@ -56,7 +57,7 @@ def _tensor(located: dict[str, Path], name: str) -> torch.Tensor:
 
 
 def _ordinal(values: torch.Tensor) -> torch.Tensor:
-    """Return the number of a bfloat16 among all, in order of size: neighbours differ by one."""
+    """Return the position of a bfloat16 in the order of all bfloat16 values: neighbours differ by one."""
     bits = values.view(torch.int16).to(torch.int32)
     return torch.where(bits < 0, -32768 - bits, bits)
 

@@ -1,6 +1,7 @@
 """A base and an adapter for ``python -m bench.merge``, made on the fly.
 
-python -m bench.merging.merge_inputs FOLDER FAMILY HIDDEN LAYERS VOCABULARY prints facts of the base as one line of JSON
+python -m bench.merging.merge_inputs FOLDER FAMILY HIDDEN LAYERS VOCABULARY prints facts about the base as one line of
+JSON
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def make_adapter(folder: Path, config: dict[str, object]) -> None:
 
 
 def main() -> int:
-    """Create both, and print the bytes of the base and of its largest tensor, and the predicted memory of a merge's
+    """Create both, and print the sizes of the base and of its largest tensor, and the predicted memory of a merge's
     comparison.
     """
     folder, family, *size = sys.argv[1:]

@@ -36,7 +36,7 @@ def merge_mens(folder: Path, target: Path) -> None:
 
 
 def merge_peft(folder: Path, target: Path, dtype: torch.dtype) -> None:
-    """Merge with peft in a dtype, and store the result in the base's."""
+    """Merge with peft in a dtype, and store the result in the base's dtype."""
     model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=dtype)
     merged = PeftModel.from_pretrained(model, folder / "adapter").merge_and_unload(safe_merge=True)
     merged.to(torch.bfloat16).save_pretrained(target)
@@ -69,7 +69,7 @@ VARIANTS: dict[str, Callable[[Path, Path], None]] = {
 
 
 def main() -> int:
-    """Merge once, and print seconds and bytes in addition to the imports."""
+    """Merge once, and print the seconds and bytes that it took beyond the imports."""
     parser = argparse.ArgumentParser(prog="python -m bench.merging.merge_variants", description=__doc__)
     parser.add_argument("variant", choices=list(VARIANTS))
     parser.add_argument("folder", type=Path)

@@ -2,7 +2,7 @@
 
 python -m bench.serving.console_runs mlflow|tensorboard FOLDER RUNS STEPS POINTS    write them as a peer's server reads them
 
-Imports of the standard library only: peers run it in environments of their own.
+It imports only the standard library, because peers run it in their own environments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SERIES = ("train_loss", "learning_rate", "gradient_norm", "tokens_per_second")
 LONG = "long"
 """Name of the run with many steps."""
 MLFLOW_BATCH = 1000
-"""Largest number of metrics that MLflow takes in one call."""
+"""Largest number of metrics that MLflow accepts in one call."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class SharedRuns:
 
     Attributes:
         count: number of runs.
-        steps: number of steps of each run but the long one.
-        points: steps of the long one.
+        steps: number of steps of each run except the long one.
+        points: number of steps of the long run.
     """
 
     count: int
@@ -36,7 +36,9 @@ class SharedRuns:
     points: int
 
     def names(self) -> Iterator[str]:
-        """Yield the names of the runs, the long one last, so that lists with the newest first begin with it."""
+        """Yield the names of the runs; the long one is last, so that lists that begin with the newest run begin with
+        it.
+        """
         yield from (f"run-{number:03}" for number in range(self.count - 1))
         yield LONG
 
@@ -52,7 +54,7 @@ class SharedRuns:
 
 
 def _value(seed: int, step: int) -> float:
-    """Return a falling value with noise, the same on every machine."""
+    """Return a decreasing value with noise that is the same on every machine."""
     noise = math.sin(step * 12.9898 + seed * 78.233) * 43_758.5453
     return 3 / (1 + step / 200) + 0.2 * (noise - math.floor(noise))
 
@@ -79,7 +81,7 @@ def write_mlflow(folder: Path, runs: SharedRuns) -> None:
 
 
 def write_tensorboard(folder: Path, runs: SharedRuns) -> None:
-    """Write the runs as TensorBoard's event files, by its own writer."""
+    """Write the runs as event files with TensorBoard's own writer."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter

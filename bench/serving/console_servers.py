@@ -29,22 +29,22 @@ MLFLOW_ROW, MLFLOW_CURVE = 'a[href*="/runs/"]', ".js-plotly-plot .main-svg"
 TENSORBOARD_ROW, TENSORBOARD_CURVE = "runs-data-table tb-data-table-content-row", "line-chart canvas"
 LOCK = "console-peers"
 TENANTS = ("runs", "busy", "many")
-"""Tenants of the installation: with the shared runs, with running jobs, with thousands of jobs."""
+"""Tenants of the installation: one with the shared runs, one with running jobs, one with thousands of jobs."""
 MLFLOW_QUIET = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "GIT_PYTHON_REFRESH": "quiet",
 }
-"""Settings of MLflow's server: it starts no workers of its job queue, which have no part in any page here."""
+"""Settings of MLflow's server: workers of its job queue are not started, because no page here uses them."""
 
 
 @dataclass(frozen=True)
 class ViewedPages:
-    """The same runs in one server's pages.
+    """The pages of one server for the same runs.
 
     Attributes:
-        runs: address of the list of runs. run: of the curves of the long one.
-        row: finds a row of the list. curve: finds a drawn curve.
+        runs: address of the list of runs. run: address of the long run's curves.
+        row: selector of a row in the list. curve: selector of a drawn curve.
     """
 
     runs: str
@@ -55,7 +55,7 @@ class ViewedPages:
 
 @dataclass(frozen=True)
 class SeededJobs:
-    """Jobs and keys that an installation has been filled with.
+    """Jobs and keys that an installation was seeded with.
 
     Attributes:
         keys: secrets of keys, by tenant.
@@ -69,7 +69,9 @@ class SeededJobs:
 
 
 def seed(home: Path, runs: SharedRuns, running: int, many: int) -> SeededJobs:
-    """Fill the database of an installation whose API may run: one tenant each with the runs, running and many jobs."""
+    """Seed the database of an installation, whose API may be running: one tenant with the runs, one with running jobs
+    and one with many jobs.
+    """
     from shared.database.callers.keys import Keys
     from shared.database.connection import Database
     from shared.database.leases import Leases
@@ -94,7 +96,7 @@ def seed(home: Path, runs: SharedRuns, running: int, many: int) -> SeededJobs:
 
 
 def training_progress(step: int, loss: float) -> dict[str, Any]:
-    """Return the progress of a job that trains."""
+    """Return the progress of a job in training."""
     return {"kind": "training", "step": step, "total_steps": 100_000, "loss": loss, "eta_seconds": 600.0}
 
 
@@ -105,7 +107,7 @@ def _claimed(leases: Leases, tenant: str, name: str) -> Lease:
     submission = Submission(kind=Kind.FINETUNE, base_model=BASE, name=name, contract={}, plan={})
     lease = leases.claim(Jobs(leases.database, tenant).submit(submission)[0].id, "bench")
     if lease is None:
-        raise BenchFailed("a job without a competitor could not be claimed")
+        raise BenchFailed("a job could not be claimed although no other job competed with it")
     return lease
 
 
@@ -141,7 +143,7 @@ def _copy(database: Database, job_id: str, times: int) -> None:
 
 @contextmanager
 def mens(home: Path, runs: SharedRuns, options: argparse.Namespace) -> Iterator[tuple[FakeInstallation, SeededJobs]]:
-    """Run the API, filled, in front of a replica that only pretends to answer; one key may hold the streams of all pages."""
+    """Run the seeded API in front of a fake replica; a single key may hold the streams of all pages."""
     streams = str(options.pages)
     limits = {"MENS_MAX_EVENT_STREAMS": streams, "MENS_TENANT_EVENT_STREAMS": streams}
     with FakeInstallation(home, pace=0.0, settings=limits) as installation:

@@ -1,7 +1,7 @@
-"""Variants of ``python -m bench.evaluate``, each in a process of its own; prints seconds.
+"""One variant of ``python -m bench.evaluate`` in a separate process; prints seconds.
 
-    python -m bench.serving.evaluate_variants evaluate JOB            a worker that carries a run out, from claim to success
-    python -m bench.serving.evaluate_variants client PLAN CONCURRENCY the same requests, with nothing else done
+    python -m bench.serving.evaluate_variants evaluate JOB a worker that carries a run out, from claim to success python
+    -m bench.serving.evaluate_variants client PLAN CONCURRENCY the same requests and nothing else
 
 Both call the API of ``MENS_API_URL``.
 """
@@ -39,7 +39,7 @@ def evaluate(job_id: str) -> float:
         raise SystemExit(f"{job_id} is {job.state}: {job.error}")
     totals = job.result["totals"]
     if totals["passed"] != totals["done"]:
-        raise SystemExit(f"of {totals['done']} items {totals['passed']} passed")
+        raise SystemExit(f"{totals['passed']} of {totals['done']} items passed")
     return seconds
 
 
@@ -60,7 +60,7 @@ def client(bodies: list[bytes], concurrency: int) -> float:
             texts = list(pool.map(ask, bodies))
         seconds = time.perf_counter() - started
     if len(set(texts)) != len(bodies):
-        raise SystemExit(f"{len(bodies)} requests had {len(set(texts))} different answers")
+        raise SystemExit(f"{len(bodies)} requests got {len(set(texts))} different answers")
     return seconds
 
 

@@ -14,7 +14,7 @@ PASSED = (b"authorization", b"content-type")
 
 
 class BareProxy:
-    """Passes every POST to one replica, and the response to the caller. Anything else gets an empty response."""
+    """Forwards every POST to one replica and the response to the caller. Other requests get an empty response."""
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -94,7 +94,7 @@ class FakeInstallation:
         home: an empty folder.
         pace: see :class:`FakeReplica`.
         foreign_names: number of another provider's model names that stand for the alias.
-        settings: further ones of the API.
+        settings: further settings of the API.
     """
 
     def __init__(

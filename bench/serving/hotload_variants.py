@@ -43,13 +43,14 @@ from shared.settings import Settings
 
 START_SECONDS = 180.0
 CACHE_BYTES = 1 << 30
-"""KV cache of a server of the real base: more than sixteen streams need, and the same for the replica as for the plain
-vLLM."""
+"""KV cache of a server of the real base: more than sixteen streams need, and the same size for the replica and the
+plain vLLM.
+"""
 
 
 @dataclass(frozen=True)
 class TrainedAdapter:
-    """An adapter as its training leaves it: in the storage, unknown to the database and to replicas."""
+    """An adapter in the state in which training leaves it: in the storage, but unknown to the database and to replicas."""
 
     adapter_id: str
     folder: Path
@@ -125,7 +126,7 @@ class FinishingWorker:
         self._leases = Leases(self._database, 600)
 
     def begin(self, name: str) -> Lease:
-        """Start a job: an import, since its adapter was not trained."""
+        """Start a job: an import, because its adapter was not trained."""
         submission = Submission(kind=Kind.IMPORT, base_model=self._base, name=name, contract={}, plan={})
         lease = self._leases.claim(Jobs(self._database).submit(submission)[0].id, "bench")
         assert lease
@@ -135,7 +136,7 @@ class FinishingWorker:
         """Commit the transaction that makes the job succeed, publishes its adapter and moves the alias.
 
         Returns:
-            the time of its end on the clock ``time.perf_counter``, and its duration in seconds.
+            the end of the transaction on the clock ``time.perf_counter``, and its duration in seconds.
         """
         began = time.perf_counter()
         adapter = NewAdapter(

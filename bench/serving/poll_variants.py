@@ -40,7 +40,7 @@ class PolledInstallation:
     contract: dict[str, Any]
 
     def upload_and_validate(self, size: int) -> int:
-        """Upload a file of `size` bytes; meanwhile repeatedly plan a job, which validates its training file.
+        """Upload a file of `size` bytes, and meanwhile repeatedly plan a job, which validates its training file.
 
         Returns:
             the number of plans.

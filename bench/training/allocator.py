@@ -1,8 +1,10 @@
-"""Torch's caching allocator of a GPU, simulated: the memory that it takes from the device for some allocations.
+"""Simulation of torch's caching allocator on a GPU: the memory that it takes from the device for a series of
+allocations.
 
-By torch's `CUDACachingAllocator.cpp`: sizes are multiples of 512 bytes; small blocks and large ones lie apart; the smallest free block
-that is large enough is used and its rest stays free, in segments of a fixed size unless the rest is small. Memory that only other
-threads, streams or libraries take is not in it, nor the freeing of unused segments before an allocation fails.
+By torch's `CUDACachingAllocator.cpp`: sizes are multiples of 512 bytes; small blocks and large ones are in separate
+segments; the smallest free block that is large enough is used, and its rest stays free, in segments of a fixed size
+unless the rest is small. Memory taken by other threads, streams or libraries is not modelled, nor is the freeing of
+unused segments before an allocation fails.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ class MemoryBlock(NamedTuple):
 
 @dataclass
 class Pool:
-    """Small blocks, or large ones.
+    """A pool of small or of large blocks.
 
     Attributes:
-        expandable: there is one segment, which grows at its end.
-        reserved: bytes that were taken from the device.
+        expandable: whether there is a single segment, which grows at its end.
+        reserved: bytes taken from the device.
     """
 
     small: bool
@@ -48,7 +50,7 @@ class Pool:
     _ends: dict[tuple[int, int], MemoryBlock] = field(default_factory=dict)
 
     def take(self, size: int) -> MemoryBlock:
-        """Return a block of at least these bytes."""
+        """Return a block of at least this many bytes."""
         place = bisect_left(self._free, (size,))
         if place == len(self._free):
             self._grow(size)
@@ -61,7 +63,7 @@ class Pool:
         return MemoryBlock(size, block.segment, block.start)
 
     def give(self, block: MemoryBlock) -> None:
-        """Free a block, and join it with its free neighbours."""
+        """Free a block, and merge it with its free neighbours."""
         before, after = self._ends.get(block[1:]), self._starts.get((block.segment, block.end))
         start, end = block.start, block.end
         if before:
@@ -92,10 +94,10 @@ class Pool:
 
 
 class SimulatedAllocator:
-    """The allocator of a GPU that nothing else uses.
+    """The allocator of a GPU that no other program uses.
 
     Args:
-        expandable: as a worker starts its trainer (``expandable_segments:True``).
+        expandable: whether segments can grow, as in a trainer started by a worker (``expandable_segments:True``).
     """
 
     def __init__(self, *, expandable: bool) -> None:
@@ -103,7 +105,7 @@ class SimulatedAllocator:
 
     @property
     def reserved(self) -> int:
-        """Bytes that it has taken from the device; it gives none back."""
+        """Bytes taken from the device; none are given back."""
         return self._small.reserved + self._large.reserved
 
     def take(self, size: int) -> MemoryBlock:
@@ -112,7 +114,7 @@ class SimulatedAllocator:
         return self._pool(rounded).take(rounded)
 
     def give(self, block: MemoryBlock, size: int) -> None:
-        """Free a block that was taken for some bytes."""
+        """Free the block of an allocation."""
         self._pool(size).give(block)
 
     def _pool(self, size: int) -> Pool:

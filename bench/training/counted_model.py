@@ -1,5 +1,5 @@
-"""The trainer's own model and micro-batch to count operations and memory with: on meta tensors, which have shapes and no memory,
-as on a GPU; or on a CPU.
+"""The trainer's own model and micro-batch, for counting operations and memory: on meta tensors, which have shapes but
+no memory, with the branches of a GPU; or on a CPU.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3.5-tiny": TINY_QWEN3_5,
     "qwen3.5-4b": QWEN3_5,
 }
-"""The keys of a config.json by model, as published by Qwen but for the tiny ones."""
+"""The keys of a config.json by model; all but the tiny ones are as published by Qwen."""
 
 
 def counted_model(
@@ -99,12 +99,13 @@ def counted_model(
     own_scan: bool = True,
     dropout: float = 0.0,
 ) -> PeftModel:
-    """Return the model as `worker/training/model/load.py` builds it, with random weights; in fp32 on a CPU, else in bf16.
+    """Return the model as `worker/training/model/load.py` builds it, with random weights; in fp32 on a CPU, otherwise
+    in bf16.
 
     Args:
         config: the keys of its config.json.
-        own_scan: linear attention is computed by the trainer's functions; else by transformers' reference.
-        dropout: the adapter's dropout; with it PEFT's own layers compute.
+        own_scan: whether the trainer's functions compute linear attention; otherwise transformers' reference does.
+        dropout: the adapter's dropout; with dropout, PEFT's own layers are used.
     """
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     with device:
@@ -122,7 +123,7 @@ def counted_model(
 
 
 def quantise(model: nn.Module) -> None:
-    """Replace every linear layer but the head by one in NF4, with quantised scales."""
+    """Replace every linear layer except the head by an NF4 layer with quantised scales."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     with torch.device("cpu"):
         code_book = bitsandbytes.functional.create_dynamic_map().to(head.weight.device)
@@ -145,7 +146,7 @@ def _in_nf4(linear: nn.Linear) -> Linear4bit:
 
 
 def micro_batch(rows: int, tokens: int, *, packed: bool = True) -> MicroBatch:
-    """Return rows of as many tokens; three tenths of them have a loss."""
+    """Return rows with the given number of tokens; three tenths of them have a loss."""
     weights = np.ones(tokens, np.float32)
     weights[: round(UNSUPERVISED * tokens)] = 0
     ids = np.ones(tokens, np.uint32)
@@ -157,10 +158,10 @@ def micro_batch(rows: int, tokens: int, *, packed: bool = True) -> MicroBatch:
 
 @contextmanager
 def as_on_a_gpu(*, kernels: bool = True) -> Iterator[None]:
-    """Take a GPU's branches, and skip what reads values, which meta tensors do not have.
+    """Take the branches of a GPU, and skip code that reads values, because meta tensors have none.
 
     Args:
-        kernels: Triton's kernels run, as on a GPU on which they agree with torch.
+        kernels: whether Triton's kernels run, as on a GPU on which they agree with torch.
     """
     stand_ins: list[tuple[Any, str, Any]] = [
         (choice, "runs_kernels", lambda _: kernels),
@@ -184,14 +185,14 @@ def _product_into(left: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, *_: object) -> Tensor:
-    """Compute dropout by the kernel of a GPU, which keeps a byte for each element."""
+    """Compute dropout with the GPU's kernel, which keeps one byte per element."""
     return torch.native_dropout(x, p, True)[0] if training and p else x
 
 
 def _flash_attention(
     query: Tensor, key: Tensor, value: Tensor, *_: Any, scale: float | None = None, **__: Any
 ) -> Tensor:
-    """Compute causal attention by the kernel that a GPU would choose."""
+    """Compute causal attention with the kernel that a GPU would choose."""
     groups = query.shape[1] // key.shape[1]
     key, value = (heads.repeat_interleave(groups, 1) for heads in (key, value))
     flash = torch.ops.aten._scaled_dot_product_flash_attention  # noqa: SLF001

@@ -22,7 +22,7 @@ class GpuComparison:
     """The variants of one comparison.
 
     Args:
-        trainers: runs them.
+        trainers: the trainers that run them.
         options: options of the command line.
 
     Attributes:
@@ -59,7 +59,7 @@ class GpuComparison:
     def train(self, variant: str, run_name: str) -> TrainerOutcome:
         """Make one run of a variant.
 
-        A peer runs as fast as it can: its activations are recomputed only once it has run out of memory without that.
+        A peer runs as fast as it can: its activations are recomputed only after it has run out of memory.
 
         Raises:
             VariantFailed: it ended with an error.
@@ -76,7 +76,7 @@ class GpuComparison:
                 if "out of memory" not in failure.reason.lower():
                     raise
                 self._recomputing.add(variant)
-                print(f"  {variant} recomputes activations from here on", flush=True)
+                print(f"  {variant} recomputes activations from now on", flush=True)
         return self._trainers.train_peer(variant, f"{run_name}-again", module, recompute=True)
 
     def report(self, outcomes: dict[str, list[TrainerOutcome]], limit: Roofline) -> bool:
@@ -86,7 +86,7 @@ class GpuComparison:
             whether all goals are met.
 
         Raises:
-            BenchFailed: in a smoke run, the variants' first steps have other losses.
+            BenchFailed: in a smoke run, the losses of the variants' first steps differ.
         """
         recipe = self._trainers.recipe
         speed = {
@@ -118,7 +118,7 @@ class GpuComparison:
         return print_goal(goal, ratio=round(ratio, 4), target=target, met=met, smoke=self._options.smoke, **facts)
 
     def against_peers(self, speed: dict[str, float]) -> list[bool]:
-        """Judge G1: compared with the fastest peer, and with the peer that most people run first."""
+        """Judge G1: the speed, compared with the fastest peer and with the peer that most people try first."""
         met = []
         peers = {name: value for name, value in speed.items() if name == "unsloth" or name.startswith("trl")}
         if peers:

@@ -1,4 +1,4 @@
-"""One variant of ``bench/gpu.py`` in a process of its own, or the probe of its device.
+"""One variant of ``bench/gpu.py`` in a separate process, or the probe of its device.
 
 python -m bench.training.gpu_variants probe DEVICE the device's peak rates, as JSON python -m bench.training.gpu_variants mens-VARIANT
 PLAN RUN_DIR the product's trainer with one thing changed python -m bench.training.gpu_variants unsloth RECIPE RUN_DIR Unsloth;
@@ -54,8 +54,8 @@ def _fastest(work: Callable[[], object], device: str, tries: int = 20) -> float:
 
 
 def train_variant(variant: str, plan: str, run_dir: str) -> int:
-    """Run the product's trainer with one change: ``nf4`` no cache of dequantised weights, ``cache`` with it, ``bf16``
-    the same weights not quantised, ``quiet`` telemetry kept in memory until the end.
+    """Run the product's trainer with one change: ``nf4``: without the cache of dequantised weights; ``cache``: with it;
+    ``bf16``: the same weights, not quantised; ``quiet``: telemetry kept in memory until the end.
     """
     from worker import train
     from worker.training import trainer

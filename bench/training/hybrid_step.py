@@ -1,8 +1,8 @@
 """A micro-batch of Qwen3.5's tiny base on a CPU, forward and backward, by the trainer's linear attention and by transformers'
 reference: ``python -m bench.training.hybrid_step``.
 
-Processor time of one thread, the least of several rounds that take turns; the reference pads rows, as it cannot keep packed ones apart. Goal: at
-least twice as fast at rows of 1,024 tokens.
+The figure is the CPU time of one thread, the smallest of several alternating rounds. The reference pads rows, because
+it cannot keep packed ones apart. Goal: at least twice as fast at rows of 1,024 tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROWS, TOKENS = 2, 1024
 
 
 def seconds_of_both(tokens: int = TOKENS, rounds: int = 3) -> tuple[float, float]:
-    """Return the processor seconds of a micro-batch by the trainer's functions and by the reference.
+    """Return the CPU seconds of a micro-batch with the trainer's functions and with the reference.
 
     Args:
         tokens: number of tokens of each of the two rows.

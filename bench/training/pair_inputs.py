@@ -32,7 +32,7 @@ from worker.training.schedule import learning_rate
 
 RATE = 2e-5
 MADE_CHATS = 6
-"""Chats made for a pair, of which two are taken whose answers leave room for a prompt."""
+"""Number of chats generated per pair; two whose answers leave room for a prompt are used."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def recipe_of(run: TrainingRun, cache: Path) -> PairRecipe:
 
 
 def divided(row: Row) -> tuple[list[int], list[int]]:
-    """Return the prompt and the scored tokens of a chat; what the template writes after them is left out."""
+    """Return the prompt and the scored tokens of a chat; text that the template adds after them is left out."""
     scored = row.weights.nonzero()[0]
     return row.ids[: scored[0]].tolist(), row.ids[scored[0] : scored[-1] + 1].tolist()
 

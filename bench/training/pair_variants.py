@@ -1,4 +1,4 @@
-"""One peer of ``bench/preference.py`` in a process of its own, in the peers' environment: prints its outcome as JSON.
+"""One peer of ``bench/preference.py`` in a separate process, in the peers' environment: prints its outcome as JSON.
 
 python -m bench.training.pair_variants trl-batch|trl-single PAIRS.json RUN_DIR [STEPS]
 python -m bench.training.pair_variants forward PAIRS.json
@@ -22,7 +22,7 @@ from bench.harness.peak_memory import peak_bytes
 from bench.training.recipe import UNTIMED_STEPS
 
 WARM_CHATS = 2
-"""Chats of the bare forward pass that are not counted."""
+"""Number of chats at the start of the plain forward pass that are not counted."""
 Recipe = dict[str, Any]
 
 
@@ -33,7 +33,7 @@ def base_of(recipe: Recipe) -> torch.nn.Module:
 
 
 def trl(recipe: Recipe, folder: Path, setting: str, steps: int) -> dict[str, Any]:
-    """Run TRL's DPOTrainer with stored reference scores, on pairs that are already encoded and cut."""
+    """Run TRL's DPOTrainer with stored reference scores, on pairs that are already encoded and truncated."""
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 
@@ -99,7 +99,7 @@ def trl(recipe: Recipe, folder: Path, setting: str, steps: int) -> dict[str, Any
 
 @torch.no_grad()
 def forward(recipe: Recipe) -> dict[str, Any]:
-    """Run the plain base over the chats, one at a time without padding, with logits of the scored tokens alone."""
+    """Run the plain base over the chats, one at a time without padding, with logits of the scored tokens only."""
     model = base_of(recipe).eval()
     chats = [(pair["prompt_ids"], pair[name]) for pair in recipe["pairs"] for name in ("chosen_ids", "rejected_ids")]
     seconds = 0.0

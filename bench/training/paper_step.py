@@ -1,4 +1,4 @@
-"""One micro-batch of the trainer's own code on paper: counted on tensors without memory, as it would run on a GPU."""
+"""A model of one micro-batch of the trainer's own code: counted on tensors without memory, as it would run on a GPU."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ CARDS = {
     "a100": Card(bandwidth=1.6e12, products=240e12, products_fp32=16e12, attention=160e12),
     "rtx4090": Card(bandwidth=0.85e12, products=140e12, products_fp32=60e12, attention=110e12),
 }
-"""About four fifths of the published bandwidth and three fifths of the published rates: assumed."""
+"""Assumed rates: about four fifths of the published bandwidth and three fifths of the published FLOP/s."""
 NOW, TORCH, REFERENCE = "now", "torch", "reference"
 RECOMPUTED = {f"recompute {level}": level for level in (Recompute.MLPS, Recompute.BLOCKS)}
 DIVISOR = 100.0
-"""Divisor of the loss: any number."""
+"""Divisor of the loss; any number will do."""
 
 
 def count_step(
     config: Mapping[str, Any], card: Card, rows: int, tokens: int, variant: str = NOW, *, passes: int = 1
 ) -> StepCounter:
-    """Return what micro-batches of a variant take.
+    """Return the counted cost of micro-batches of a variant.
 
     Args:
         config: the keys of the model's config.json.
-        tokens: number of tokens of a row.
-        variant: ``now`` the trainer as it is; ``recompute mlps`` and ``recompute blocks``; ``torch`` without
-            Triton's kernels; ``reference`` with transformers' linear attention, and without kernels.
-        passes: micro-batches; from the second on there are gradients before.
+        tokens: number of tokens per row.
+        variant: ``now``: the trainer as it is; ``recompute mlps`` and ``recompute blocks``; ``torch``: without
+            Triton's kernels; ``reference``: with transformers' linear attention, and without kernels.
+        passes: number of micro-batches; from the second on, gradients already exist.
     """
     counter, packed = StepCounter(card), variant != REFERENCE
     with as_on_a_gpu(kernels=variant == NOW or variant in RECOMPUTED):

@@ -25,8 +25,9 @@ from worker.jobs.child_environment import ALLOCATOR
 UNTIMED_STEPS = 2
 EncodedRow = dict[str, list[int]]
 Quant = Literal["nf4", "none"]
-"""How the frozen base is held: in NF4 with double quantisation, or as it is stored, in float32 on a CPU and in bf16 on
-a GPU."""
+"""Format of the frozen base in memory: NF4 with double quantisation; or unquantised, in float32 on a CPU and in bf16 on
+a GPU.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Recipe:
         rows: ``{"input_ids", "labels"}`` of each row (label -100: not supervised), in the order of the steps.
         held_out: rows used only to compare losses.
         rates: learning rate of each optimizer step.
-        rows_per_batch: rows of a micro-batch, for trainers that count in rows.
+        rows_per_batch: rows per micro-batch, for trainers that count in rows.
         device: ``cpu`` (fp32) or ``cuda`` (bf16).
     """
 
@@ -62,11 +63,11 @@ class Recipe:
         return self.rows_per_batch * self.grad_accum
 
     def tokens(self, first_step: int = 0) -> int:
-        """Return the tokens of all steps from a 0-based one on, without padding."""
+        """Return the number of tokens of all steps from a 0-based step on, without padding."""
         return sum(len(row["input_ids"]) for row in self.rows[first_step * self.rows_per_step :])
 
     def first(self, steps: int) -> Recipe:
-        """Return the recipe of only its first steps."""
+        """Return the recipe with only its first steps."""
         return replace(self, rows=self.rows[: steps * self.rows_per_step], rates=self.rates[:steps])
 
     def targets(self, step: int) -> int:
@@ -75,7 +76,7 @@ class Recipe:
         return sum(label != -100 for row in rows for label in row["labels"][1:])
 
     def write(self, path: Path) -> Path:
-        """Write it as JSON; return the path."""
+        """Write the recipe as JSON; return the path."""
         path.write_text(json.dumps(asdict(self)))
         return path
 
@@ -108,7 +109,7 @@ class TrainerOutcome:
 
     Attributes:
         tokens_per_second: useful tokens per second of the timed steps.
-        tokens_per_cpu_second: the same by the CPU time of all threads, which other programs disturb less.
+        tokens_per_cpu_second: the same per second of CPU time of all threads, which other programs disturb less.
         losses: mean loss per supervised token of each step; empty if the rows of a step differ from the recipe's.
         grad_norms: gradient norms before clipping.
         peak_bytes: device memory on a GPU, resident set on a CPU.
@@ -129,8 +130,8 @@ class Trainers:
     """The product's trainer and its peers, on one recipe.
 
     Args:
-        processes: runs them.
-        folder: receives inputs and run folders.
+        processes: processes that run them.
+        folder: folder for inputs and run folders.
         request: base, rows and settings.
         threads: threads of each trainer.
         peers: interpreter of the peers; None: their own environment's.
@@ -180,7 +181,7 @@ class Trainers:
             abs(report_of_step["learning_rate"] - rate) > 1e-12
             for report_of_step, rate in zip(reports, self.recipe.rates, strict=True)
         ):
-            raise BenchFailed("the product's learning rates are not the peers'")
+            raise BenchFailed("the product's learning rates differ from the peers'")
         summary = json.loads((run_folder / "run_summary.json").read_text())
         start = next(event["payload"] for event in events if event["event"] == "train_start")
         # Peers write no checkpoint while they train; the cost of the product's is goal G5.
@@ -230,8 +231,8 @@ class Trainers:
         return TrainerOutcome(**json.loads(output.splitlines()[-1]))
 
     def evaluate(self, adapters: dict[str, str]) -> dict[str, float]:
-        """Return the mean loss per supervised token of each adapter over training and held-out rows, all by the same
-        code.
+        """Return the mean loss per supervised token of each adapter over training and held-out rows, all computed by
+        the same code.
         """
         output = self._run_peer(
             "bench.training.train_variants", "evaluate", str(self.folder / "recipe.json"), json.dumps(adapters)

@@ -49,14 +49,16 @@ class Roofline:
 
     @property
     def tokens_per_second(self) -> float:
-        """Rate at the measured peak: per step one pass over the NF4 weights and two of dequantising, not overlapped."""
+        """Rate at the measured peak. Each step also reads the NF4 weights once and dequantises them twice, without
+        overlap.
+        """
         moved = 2 * len(self.recipe.rates) * self.weights * (NF4_BYTES_PER_WEIGHT + 2)
         seconds = self.tokens * self.flops_per_token / self.device["flops"] + moved / self.device["bytes_per_second"]
         return self.tokens / seconds
 
     def memory_floor(self, budget: Mapping[str, Any]) -> int:
-        """Return the bytes of NF4 weights, bf16 embeddings, adapter with its optimizer, and the minimal activations of
-        a micro-batch.
+        """Return the total bytes of the NF4 weights, bf16 embeddings, the adapter with its optimizer state, and the
+        minimal activations of a micro-batch.
 
         Args:
             budget: the trainer's reported budget: ``tokens``, ``recompute``, ``cache_dequantised``.

@@ -27,7 +27,7 @@ class Shape:
 
     @classmethod
     def of_width(cls, hidden: int, vocabulary: int) -> Shape:
-        """Return a small shape with four layers, whose other numbers follow from its width."""
+        """Return a small shape with four layers; its other numbers follow from its width."""
         return cls(hidden, 4, hidden // 32, hidden // 64, 32, 3 * hidden, vocabulary, tied=True)
 
 

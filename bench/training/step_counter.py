@@ -1,4 +1,6 @@
-"""Counts the operations of a step: how many, the bytes they move, their FLOPs, and the memory alive between them."""
+"""Counts the operations of a step: their number, the bytes they move, their FLOPs, and the memory that is live between
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ PRODUCTS, ATTENTION, NF4, ELEMENTWISE = "matrix products", "attention", "NF4 to 
 GROUPS = (PRODUCTS, ATTENTION, NF4, ELEMENTWISE)
 MULTIPLYING = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "linalg_solve_triangular"}
 LOOKUPS = {"embedding", "index_select", "gather"}
-"""Operations that read as much as they write, however large the table is."""
+"""Operations that read only as much as they write, however large the table is."""
 BACKWARD_PRODUCTS = 2.5
-"""FLOPs of attention's backward pass, in those of its forward pass: five products for two."""
+"""FLOPs of attention's backward pass as a multiple of its forward pass: five products instead of two."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Card:
     Attributes:
         bandwidth: bytes per second.
         products, products_fp32, attention: FLOP/s.
-        launch: seconds that a kernel takes at least.
+        launch: minimum seconds of a kernel.
     """
 
     bandwidth: float
@@ -51,8 +53,8 @@ class Work:
     """Sums over the operations of a group.
 
     Attributes:
-        operations: kernels that are launched.
-        seconds: modelled, kernel by kernel.
+        operations: number of launched kernels.
+        seconds: modelled time, kernel by kernel.
     """
 
     operations: int = 0
@@ -62,12 +64,12 @@ class Work:
 
 
 class StepCounter(TorchDispatchMode):
-    """Counts what is computed while it is entered; views are left out.
+    """Counts the operations executed while its context is active, except views.
 
     Attributes:
         groups: the work by group.
-        live, peak: bytes of the tensors that were made meanwhile: of those alive now, and the most at a time.
-        segments, expandable: allocators that hold them, as torch's own would by default, and as a worker sets it.
+        live, peak: bytes of the tensors created in the context: of those alive now, and the peak.
+        segments, expandable: simulated allocators that hold them, with torch's default settings and with a worker's.
     """
 
     def __init__(self, card: Card) -> None:
@@ -142,12 +144,12 @@ def tensors(*trees: Any) -> list[Tensor]:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Return a number of the tensor's memory."""
+    """Return a number that identifies the tensor's memory."""
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 
 def moved(*trees: Any) -> int:
-    """Return the bytes of the tensors; one that repeats its memory is read once."""
+    """Return the bytes that reading the tensors moves; repeated (expanded) memory is read once."""
     return sum(min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in tensors(trees))
 
 
@@ -161,7 +163,7 @@ def product_flops(operation: Any, name: str, args: Any, kwargs: Any, output: Any
 
 
 def attention_flops(operation: Any, name: str, args: Sequence[Any], kwargs: Any, output: Any) -> float:
-    """Return the FLOPs of causal attention: a position sees half of the others."""
+    """Return the FLOPs of causal attention: on average a position sees half of the others."""
     if formula := flop_registry.get(operation.overloadpacket):
         return float(formula(*args, **kwargs, out_val=output)) / 2
     queries = tensors(args)[0]

@@ -1,5 +1,5 @@
-"""The product's trainer on pairs, with the CPU time of the reference's pass in ``reference.json`` of the run folder and of each
-event: ``python -m bench.training.timed_pairs PLAN RUN_DIR``.
+"""The product's trainer on pairs, which writes the CPU time of the reference's pass to ``reference.json`` in the run
+folder and adds the CPU time to each event: ``python -m bench.training.timed_pairs PLAN RUN_DIR``.
 """
 
 from __future__ import annotations

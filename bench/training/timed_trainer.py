@@ -1,6 +1,7 @@
-"""The product's trainer, with the CPU time of the process in each event: ``python -m bench.training.timed_trainer PLAN RUN_DIR``.
+"""The product's trainer, with the process's CPU time added to each event: ``python -m bench.training.timed_trainer PLAN
+RUN_DIR``.
 
-On a machine that others use too, wall time says little about a program, and its CPU time nearly everything.
+On a shared machine, wall time says little about a program, and CPU time nearly everything.
 """
 
 from __future__ import annotations

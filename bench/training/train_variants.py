@@ -1,4 +1,4 @@
-"""One peer of ``bench/train.py`` in a process of its own, in the peers' environment: prints its outcome as JSON.
+"""One peer of ``bench/train.py`` in a separate process, in the peers' environment: prints its outcome as JSON.
 
 python -m bench.training.train_variants hf|trl-SETTING RECIPE.json RUN_DIR
 python -m bench.training.train_variants evaluate RECIPE.json '{"variant": "adapter folder"}'
@@ -61,7 +61,7 @@ def adapted(recipe: Recipe) -> PeftModel:
 
 
 class StepClock(TrainerCallback):
-    """Records when each optimizer step ended, its cost, and its number of tokens without padding."""
+    """Records each optimizer step's end, cost, and number of tokens without padding."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -86,7 +86,7 @@ class StepClock(TrainerCallback):
             self.norms.append(float(logs["grad_norm"]))
 
     def speed(self, ends: list[float]) -> float:
-        """Return tokens per second of the timed steps, by one of the clocks."""
+        """Return the tokens per second of the timed steps, by one of the clocks."""
         return sum(self.tokens[UNTIMED_STEPS:]) / (ends[-1] - ends[UNTIMED_STEPS - 1])
 
 
@@ -108,7 +108,7 @@ def counting(trainer_class: type, clock: StepClock) -> type:
 
 
 def arguments(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Return the arguments of both trainers; everything else is their default."""
+    """Return the arguments of both trainers; all other arguments keep their defaults."""
     return {
         "output_dir": str(folder / "trainer"),
         "per_device_train_batch_size": recipe.rows_per_batch,
@@ -128,8 +128,8 @@ def arguments(recipe: Recipe, folder: Path) -> dict[str, Any]:
 
 
 def optimizer_of(model: torch.nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer, LambdaLR]:
-    """Return Trainer's default optimizer, at the product's rates (transformers' own warm-up begins at zero, the
-    product's does not).
+    """Return Trainer's default optimizer, at the product's rates (unlike the product's, transformers' warm-up begins at
+    zero).
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # The schedule multiplies this rate, so its factors are the rates themselves.
@@ -154,7 +154,7 @@ def hugging_face(recipe: Recipe, folder: Path) -> TrainerOutcome:
 
 
 def trl(recipe: Recipe, folder: Path, setting: str) -> TrainerOutcome:
-    """Run TRL's SFTTrainer at one of its settings, on rows that are already encoded and cut."""
+    """Run TRL's SFTTrainer at one of its settings, on rows that are already encoded and truncated."""
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
@@ -181,7 +181,7 @@ def trl(recipe: Recipe, folder: Path, setting: str) -> TrainerOutcome:
 
 
 def packed_steps(recipe: Recipe, packs: int) -> dict[str, int]:
-    """Return the packed micro-batches per step that hold a step's tokens, and the number of steps of the rows."""
+    """Return the number of packed micro-batches that hold a step's tokens, and the number of steps for all rows."""
     tokens, size = sum(len(row["input_ids"]) for row in recipe.rows), recipe.seq_len * packs
     accumulated = max(1, round(tokens / len(recipe.rates) / size))
     steps = min(len(recipe.rates), tokens // (size * accumulated))
@@ -205,7 +205,7 @@ def outcome_of(model: PeftModel, recipe: Recipe, clock: StepClock, folder: Path,
 
 
 def check_gradients_were_real(model: torch.nn.Module) -> None:
-    """Exit if bitsandbytes switched to its inference layout, whose gradients are wrong (only eval does it)."""
+    """Exit if bitsandbytes switched to its inference layout (only eval does that), whose gradients are wrong."""
     states = [module.weight.quant_state for module in model.modules() if isinstance(module, Linear4bit)]
     if not states or any(getattr(state, "packing_format_for_cpu", False) for state in states):
         sys.exit("the base is not in bitsandbytes' training layout")
@@ -213,8 +213,8 @@ def check_gradients_were_real(model: torch.nn.Module) -> None:
 
 @torch.no_grad()
 def evaluate(recipe: Recipe, adapters: dict[str, str]) -> dict[str, float]:
-    """Return the mean loss per supervised token of each adapter on all rows, one row at a time, by transformers and
-    peft.
+    """Return the mean loss per supervised token of each adapter on all rows, one row at a time, computed with
+    transformers and peft.
     """
     losses: dict[str, float] = {}
     for name, folder in adapters.items():

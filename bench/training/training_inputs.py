@@ -32,10 +32,10 @@ from worker.training.schedule import learning_rate
 
 MAX_POSITIONS = 40_960
 TOKENIZER_VOCABULARY = 4096
-"""Most tokens; the corpus has few words, so a larger embedding would have unused rows."""
+"""Largest vocabulary; the corpus has few words, so a larger embedding would have unused rows."""
 LONGEST_MINUTES = 1440
 NEVER = 1_000_000
-"""Steps between checkpoints that a run of this size does not reach: speed is measured without them."""
+"""Checkpoint interval that a run of this size never reaches, because speed is measured without checkpoints."""
 Chat = dict[str, Any]
 
 
@@ -55,8 +55,8 @@ def main() -> None:
 def make_base(folder: Path, shape: Shape, request: InputsRequest) -> PreTrainedTokenizerFast:
     """Write a Qwen3 base of that shape, and return its tokenizer.
 
-    A pretrained one is made as `mens base build` makes it, until it knows its words a little; its embedding has as many rows
-    as its tokenizer has tokens.
+    A pretrained base is made as by `mens base build`, until it has roughly learned its vocabulary; its embedding has as
+    many rows as its tokenizer has tokens.
     """
     torch.manual_seed(0)
     pretrained = request.pretraining_steps > 0
@@ -95,7 +95,7 @@ def plan_run(base: Path, chats: list[Chat], held_out: list[Chat], folder: Path, 
 
     Args:
         base: model folder.
-        held_out: rows of the validation file. They are required, because a split would also change the rows' order.
+        held_out: rows of the validation file. They are required because a split would also change the rows' order.
         folder: folder for the files.
         request: further values of the contract.
     """
@@ -154,7 +154,7 @@ def recipe_of(run: TrainingRun, cache: Path, request: InputsRequest) -> Recipe:
 
 
 def encoded(row: Row) -> EncodedRow:
-    """Return a row in the form that other trainers take."""
+    """Return a row in the format that other trainers accept."""
     ids = row.ids.tolist()
     supervised = (row.weights > 0).tolist()
     return {

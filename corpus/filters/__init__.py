@@ -1,4 +1,4 @@
-"""Filters of a corpus: secrets, personal data and duplicates, found in many texts at a time.
+"""Filters of a corpus: secrets, personal data and duplicates, searched for in many texts at a time.
 
 Start with `redactors.py`. Imports `shared` below it.
 """

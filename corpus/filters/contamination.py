@@ -1,8 +1,9 @@
 """Contamination: rows that hold the items of an eval, which would make its scores worthless.
 
-An item's prompt and its reference are sets of runs of eight words, each weighted by how rare it is among the items of its eval. A row
-is contaminated if it holds half of the weight of either. Runs that over 1 % of an eval's items have (instructions, licences) do
-not count. A prompt without a run that counts is compared as a whole with each turn of the user.
+An item's prompt and its reference are sets of runs of eight words, each weighted by how rare it is among the items of
+its eval. A row is contaminated if it contains half of the weight of either set. Runs that occur in more than 1 % of an
+eval's items (instructions, licences) do not count. A prompt that has no other runs is compared as a whole with each
+user turn.
 
 Words are normalised as in ``shared/datasets/fingerprints.py``: case and white space do not matter.
 """
@@ -27,9 +28,9 @@ from shared.hashing import digest_json
 
 GRAM_WORDS = 8
 CONTAMINATED, NOTICED = 0.5, 0.2
-"""Shares of an item from which on a row is left out, and listed."""
+"""Minimum shares of an item at which a row is left out, and at which it is listed."""
 COMMON_SHARE = 0.01
-"""Share of an eval's items that may have the same run of words."""
+"""Largest share of an eval's items that may have a run of words before the run stops counting."""
 REFERENCES = frozenset(
     (
         "expect",
@@ -67,7 +68,7 @@ class EvalContent:
     items: Sequence[Mapping[str, Any]]
 
     def digest(self) -> str:
-        """Return SHA-256 of the items; the name does not matter."""
+        """Return the SHA-256 of the items; the eval's name is not part of it."""
         return digest_json(list(self.items))
 
 
@@ -95,7 +96,7 @@ def read_items(path: Path) -> EvalContent:
     except ValueError as error:
         raise _invalid_items(path, str(error)) from None
     if not items or not all(isinstance(item, dict) for item in items):
-        raise _invalid_items(path, "it has no items, or one that is not an object")
+        raise _invalid_items(path, "it has no items, or an item is not an object")
     return EvalContent(path.name, items)
 
 
@@ -111,8 +112,8 @@ def _invalid_items(path: Path, why: str) -> InvalidRequest:
 def sides_of(item: Mapping[str, Any]) -> tuple[str, str]:
     """Return the texts of an item's prompt and of its reference.
 
-    The prompt is what the user says, else the keys of ``PROMPTS``, else every string but the reference, which is the keys of
-    ``REFERENCES`` and the last turn of an assistant.
+    The prompt is the user's turns; without those, the values of the ``PROMPTS`` keys; without those, every string
+    except the reference. The reference is the values of the ``REFERENCES`` keys and the assistant's last turn.
     """
     inner = item.get("item")
     if isinstance(inner, dict):
@@ -137,13 +138,13 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 class Overlap(msgspec.Struct, frozen=True):
-    """An item that a row holds.
+    """An eval item that a row contains.
 
     Attributes:
         item: its number in the eval, from 1.
         side: ``prompt`` or ``reference``.
-        score: the share that the row holds, 0 to 1.
-        words: the first and the last word of the row that belong to it, from 1.
+        score: the share of that side that the row contains, 0 to 1.
+        words: numbers of the first and the last matching word of the row, from 1.
     """
 
     eval: str
@@ -157,7 +158,7 @@ class EvalIndex:
     """Index of the items of evals, as arrays that processes can share on disk.
 
     Args:
-        names: names of the evals; of items ``(eval, number, side)`` in ``places``.
+        names: names of the evals. places: ``(eval, number, side)`` of each item.
     """
 
     def __init__(self, names: list[str], places: NDArray[np.uint32], arrays: dict[str, NDArray[Any]]) -> None:
@@ -235,16 +236,17 @@ class EvalIndex:
 
     @classmethod
     def load(cls, folder: Path) -> EvalIndex:
-        """Map the arrays of a folder into memory, which processes then share."""
+        """Memory-map the arrays of a folder, so that processes share them."""
         names = msgspec.json.decode((folder / "names.json").read_bytes(), type=list[str])
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
         return cls(names, np.load(folder / "places.npy"), arrays)
 
     def overlaps(self, rows: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[Overlap | None]:
-        """Return for each row the item that it holds most of; None under :data:`NOTICED`.
+        """Return, for each row, the item of which it contains the largest share; None if that share is below
+        :data:`NOTICED`.
 
         Args:
-            rows: all texts of each row, and those of the user's turns.
+            rows: all texts of each row, and its user turns.
         """
         overlaps = [self._best(grams) for grams in grams_of(["\n".join(texts) for texts, _ in rows])]
         users = [(number, text) for number, (_, turns) in enumerate(rows) for text in turns]
@@ -283,12 +285,12 @@ class EvalIndex:
 
 @lru_cache(maxsize=1)
 def loaded(folder: Path) -> EvalIndex:
-    """Return the index of a folder, mapped once in a process."""
+    """Return the index of a folder; it is mapped once per process."""
     return EvalIndex.load(folder)
 
 
 def grams_of(texts: Sequence[str]) -> list[Hashes]:
-    """Return the hashes of all runs of eight words of each text, in order; none for a shorter one."""
+    """Return the hashes of all eight-word runs of each text, in order; a shorter text has none."""
     hashes: list[Hashes] = []
     for words, counts in word_hashes(texts):
         ends = np.cumsum(counts).tolist()

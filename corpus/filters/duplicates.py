@@ -1,7 +1,8 @@
-"""Duplicate rows of a mix: which of equal and of similar rows stay, by the engine of ``shared/datasets/duplicates.py``.
+"""Duplicate rows of a mix: decides which of several equal or similar rows stays, with the engine of
+``shared/datasets/duplicates.py``.
 
-The rows come in the order of their sources. The best rated of equal rows stays, then the first; the first of near
-duplicates stays. Only fingerprints are kept, never texts.
+Rows are added in the order of their sources. Of equal rows the one with the highest rating stays, and the first of
+those if several share it; of near duplicates the first stays. Only fingerprints are kept in memory, never texts.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class DuplicateFinder:
     Args:
         exact: whether equal rows are left out.
         near: minimum similarity of near duplicates; None keeps them.
-        expected_rows: about as many rows as will be added.
+        expected_rows: approximate number of rows that will be added.
 
     Attributes:
         rows: number of rows that were added.
@@ -65,16 +66,18 @@ class DuplicateFinder:
 
     @property
     def compared_rows(self) -> int:
-        """Number of the first rows that later rows are compared with for near duplicates; all rows if they are not looked for."""
+        """How many rows, from the first, later rows are compared with for near duplicates; all rows if near duplicates
+        are kept.
+        """
         return self.rows if self._compared is None else self._compared
 
     def near_pairs(self) -> Pairs:
-        """Return the near duplicates that are similar enough, each with an earlier row."""
+        """Return the pairs of near duplicates that are similar enough: each row with an earlier one."""
         pairs = joined(self._pairs)
         return pairs.where(pairs.similarity >= (self._least or 0))
 
     def states(self) -> States:
-        """Return what becomes of each row: kept, or a duplicate. No rows can be added afterwards."""
+        """Return the state of each row: kept, or a duplicate. No rows can be added afterwards."""
         # Its memory is that of the sort of equal rows.
         self._near = None
         states: States = np.zeros(self.rows, np.uint8)

@@ -26,7 +26,7 @@ from shared.datasets.rows import RowCode
 
 STAGE = "filter"
 VERSION = 2
-"""Raised when equal rows would give other bytes."""
+"""Increase this when the same rows would give different bytes."""
 ROWS_AT_ONCE = 2_000
 
 
@@ -39,8 +39,8 @@ class Filtering:
         label: the source's name in provenance and in the stage's name.
         secrets: whether rows that hold a secret are left out.
         redact: redactors of personal data, in order.
-        folder: where paths of redaction rules start.
-        makes_key: whether a missing key of placeholders is made; without it the stage cannot run, only be decided.
+        folder: folder that paths of redaction rules are relative to.
+        makes_key: whether a missing placeholder key is created; if not, the stage can be decided but not run.
 
     Raises:
         InvalidRequest: ``CORPUS_REDACTOR_UNKNOWN``.
@@ -68,7 +68,7 @@ class Filtering:
         return f"{STAGE} {self.label}"
 
     def with_content_digests(self) -> Filtering:
-        """Return the stage with the digests of its files as they are now.
+        """Return the stage with the present digests of its files.
 
         Raises:
             ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.
@@ -76,7 +76,7 @@ class Filtering:
         return replace(self, files=find_files(self.files.path) or self.files)
 
     def parameters(self) -> dict[str, Any]:
-        """Return everything but the rows that changes the output."""
+        """Return everything except the rows that affects the output."""
         filters = {corpus_filter.name: corpus_filter.version for corpus_filter in self._filters()}
         redactors = {"names": self.redact, "rules": self._personal_data.redactors.digests, "key": self._key}
         return {"filters": filters, "redactors": redactors, "label": self.label}
@@ -86,7 +86,7 @@ class Filtering:
         return {"rows": self.files.fingerprint}
 
     def run(self, target: Path, key: str, max_bytes: int = MAX_SHARD_BYTES) -> ShardIndex:
-        """Write the rows that are kept. Lines that are not objects are left out.
+        """Write the rows that pass the filters. Lines that are not JSON objects are left out.
 
         Raises:
             MensError: ``CORPUS_REDACTOR_FAILED``.

@@ -1,4 +1,4 @@
-"""Many short texts as one string, so that an expression starts once for all of them."""
+"""Many short texts joined into one string, so that a regular expression is started once for all of them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from itertools import accumulate
 from typing import NamedTuple
 
 SEPARATOR = "\0"
-"""In no expression of this package, so no match crosses from one text into the next."""
+"""No expression of this package matches it, so no match crosses from one text into the next."""
 
 
 class FoundSpan(NamedTuple):
-    """A place in a string, and the name of what stands there."""
+    """A span of a string, and the name of what it contains."""
 
     start: int
     end: int

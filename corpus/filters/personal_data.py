@@ -1,7 +1,8 @@
-"""The redactor `patterns`: what has a form that identifies a person, a machine or an account, with its check digits.
+"""The redactor `patterns`: finds values whose form, including check digits, identifies a person, a machine or an
+account.
 
-Each search begins at a character that is rare in texts (``@``, ``+``, two capitals and two digits), and all that it then looks at is
-bounded, so that no text takes more than linear time.
+Each search begins at characters that are rare in texts (``@``, ``+``, two capitals and two digits), and the text that
+it then examines is bounded, so that the time is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from corpus.filters.joined_texts import FoundSpan, JoinedTexts
 from corpus.filters.redacted import Redacted
 
 DIGEST_DIGITS = 4
-"""Hex digits of a placeholder. Few, because a model learns them: of 300 people, two probably share theirs."""
+"""Hex digits of a placeholder. Only a few, because a model learns them; among 300 people, two probably share a
+placeholder.
+"""
 
 _DOMAIN = re.compile(r"(?:\w(?:[\w-]{0,61}\w)?\.){1,8}[^\W\d_]{2,63}(?![\w-])")
 _LOCAL_PART_REVERSED = re.compile(r"[\w.%+'-]{1,64}")
@@ -45,7 +48,7 @@ _AUTHORISATIONS = (
     re.compile(r"earer[ \t]{1,4}(?P<value>[\w.~+/=-]{16,8192})", re.ASCII),
     re.compile(r"EARER[ \t]{1,4}(?P<value>[\w.~+/=-]{16,8192})", re.ASCII),
 )
-"""An expression that begins with a literal is searched for a hundred times as fast as one that ignores case."""
+"""Searching for an expression that begins with a literal is a hundred times as fast as for one that ignores case."""
 _IBAN_LENGTHS = {
     15: "NO", 16: "BE", 18: "DK FK FI FO GL NL SD", 19: "MK SI", 20: "AT BA EE KZ LT LU MN XK", 21: "CH HR LI LV",
     22: "BG BH CR DE GB GE IE ME RS VA", 23: "AE GI IL IQ OM SO TL", 24: "AD CZ ES MD PK RO SA SE SK TN VG",
@@ -57,10 +60,11 @@ _LENGTH_OF = {country: length for length, countries in _IBAN_LENGTHS.items() for
 
 
 class PatternRedactor:
-    """Replaces values by placeholders such as ``<EMAIL_3f9a>``, the same for the same value.
+    """Replaces values by placeholders such as ``<EMAIL_3f9a>``; equal values get equal placeholders.
 
     Args:
-        key: key of the HMAC that makes a placeholder from a value; without it, none leads back.
+        key: key of the HMAC that turns a value into a placeholder; without the key, no placeholder can be traced back
+            to its value.
     """
 
     KINDS: ClassVar = ("EMAIL", "PHONE", "IBAN", "CARD", "IP", "MAC", "AUTHORIZATION")
@@ -77,7 +81,7 @@ class PatternRedactor:
         return results
 
     def placeholder(self, kind: str, value: str) -> str:
-        """Return what stands for a value."""
+        """Return the placeholder for a value."""
         digest = hmac.new(self._key, f"{kind}\0{value}".encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
         return f"<{kind}_{digest[:DIGEST_DIGITS]}>"
 

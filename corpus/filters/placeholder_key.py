@@ -1,4 +1,6 @@
-"""The key of the placeholders that replace personal data: MENS_CORPUS_KEY, or one that is made once and kept in the home folder."""
+"""The key of the placeholders that replace personal data: MENS_CORPUS_KEY, or a key that is generated once and kept in
+the home folder.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +26,22 @@ class PlaceholderKey(NamedTuple):
 
     @property
     def note(self) -> str:
-        """Note on a key that a person did not choose; empty for their own."""
+        """Note for a key that was generated; empty if the user set one."""
         if self.file is None:
             return ""
         here = Path.cwd()
         shown = self.file.relative_to(here) if self.file.is_relative_to(here) else self.file
         return (
-            f"MENS_CORPUS_KEY is not set, so placeholders are made with the key in {shown}. Without it, the same person gets "
-            "another placeholder."
+            f"MENS_CORPUS_KEY is not set, so placeholders are made with the key in {shown}. With a different key, "
+            "the same person gets a different placeholder."
         )
 
 
 def find_key(redactors: Sequence[str], *, makes: bool = True) -> PlaceholderKey | None:
-    """Return the key for these redactors, which is made at its first use; None if none of them takes a key.
+    """Return the key for these redactors, generated at its first use; None if no redactor takes a key.
 
     Args:
-        makes: whether it is made; else None is returned for a key that does not exist.
+        makes: whether to generate a missing key; if not, None is returned for it.
 
     Raises:
         InvalidRequest: ``PATH_INVALID``: the home folder cannot be written.

@@ -1,4 +1,6 @@
-"""Redactors: what takes personal data out of texts before they are written. Own ones, and those of installed packages."""
+"""Redactors, which remove personal data from texts before they are written: those of Mens, and those of installed
+packages.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from shared.errors import Code, InvalidRequest, MensError
 from shared.hashing import digest_file
 
 GROUP = "mens.redactors"
-"""Entry points of other packages: a name → a callable that takes the corpus's key (bytes) and makes a redactor."""
+"""Entry point group for other packages: each name stands for a callable that takes the corpus key (bytes) and returns a
+redactor.
+"""
 PATTERNS = "patterns"
 NAME = re.compile(r"^[a-z][a-z0-9_-]{0,31}$")
 
@@ -33,7 +37,7 @@ class Redactor(Protocol):
 
 
 class RedactedTexts(NamedTuple):
-    """Texts after all redactors, and the number of replacements of each text that has any, by kind."""
+    """Texts after all redactors, and for each changed text the number of replacements by kind."""
 
     texts: list[str]
     counts: dict[int, Counter[str]]
@@ -44,8 +48,8 @@ class Redactors:
 
     Args:
         names: ``patterns``, the name of an installed package's redactor, or the path of a file of rules.
-        key: key of the placeholders; None draws one, so that the placeholders of two runs differ.
-        folder: where paths of rules start.
+        key: key of the placeholders; None generates a random one, so that the placeholders of two runs differ.
+        folder: folder that paths of rules are relative to.
 
     Attributes:
         digests: SHA-256 of each file of rules, by its name.
@@ -65,7 +69,7 @@ class Redactors:
 
         Raises:
             MensError: ``CORPUS_REDACTOR_FAILED``: a redactor raised an error, or did not return one result per text.
-                The message says nothing about the texts.
+                The message quotes none of the texts.
         """
         counts: dict[int, Counter[str]] = {}
         for name, redactor in self._redactors:
@@ -87,7 +91,7 @@ def rules_digests(names: Sequence[str], folder: Path) -> dict[str, str]:
 
 
 def installed_redactors() -> list[str]:
-    """Names that `redact` of a source accepts, without files of rules."""
+    """Names that a source's `redact` accepts, apart from files of rules."""
     return sorted({PATTERNS, *(point.name for point in entry_points(group=GROUP))})
 
 

@@ -1,4 +1,4 @@
-"""The texts of a row that a person or a model wrote, and the row with others in their place."""
+"""Read and replace the texts of a row that a person or a model wrote."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from corpus.filters.rules import NEVER_CHANGED
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """Yield the strings of a JSON value, depth first, but for those of :data:`rules.NEVER_CHANGED`."""
+    """Yield the strings of a JSON value, depth first, except those under the keys of :data:`rules.NEVER_CHANGED`."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
@@ -22,7 +22,7 @@ def texts_of(value: Any) -> Iterator[str]:
 
 
 def with_texts(value: Any, texts: Iterator[str]) -> Any:
-    """Return a JSON value with other strings, which are taken in the order of :func:`texts_of`."""
+    """Return a JSON value with its strings replaced by the given ones, in the order of :func:`texts_of`."""
     if isinstance(value, str):
         return next(texts)
     if isinstance(value, list):

@@ -30,7 +30,7 @@ class RedactionRules:
         self._rules = [_rule(line, number) for number, line in lines if line.strip() and not line.startswith("#")]
 
     def redact(self, texts: list[str]) -> list[Redacted]:
-        """Return each text with the rules applied, one after the other, and the number of their matches."""
+        """Return each text with the rules applied in order, and the number of replacements."""
         return [self._redact(text) for text in texts]
 
     def apply(self, value: Any) -> Any:

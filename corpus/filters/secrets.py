@@ -1,9 +1,11 @@
-"""Secrets in texts: keys with the prefixes of their providers, private keys, passwords in URLs, and random strings right of a key word.
+"""Secrets in texts: keys with the prefixes of their providers, private keys, passwords in URLs, and random strings to
+the right of a key word.
 
-A unit or a row with a secret is dropped, because one with a mask would teach where to put a secret.
+A unit or a row with a secret is dropped rather than masked, because a masked one would teach a model where to put a
+secret.
 
-The rules of prefixes are those that the providers publish, in the manner of gitleaks' rules (MIT). The search begins at long runs of the
-characters of tokens, which few texts have, and then at literals; the expressions are matched only there.
+The prefix rules follow what the providers publish, in the style of gitleaks' rules (MIT). The search looks for long
+runs of token characters, which few texts have, and then for literals; the expressions are matched only at those places.
 """
 
 from __future__ import annotations
@@ -60,10 +62,10 @@ _PREFIXES = {
     "xai": r"xai-[A-Za-z0-9]{80}",
     "age": r"AGE-SECRET-KEY-1[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58}",
 }
-"""By provider: what a key looks like from the beginning of a run of at least 20 characters; a dot ends a run."""
+"""Form of each provider's keys, matched at the beginning of a run of at least 20 characters; a dot ends a run."""
 _PREFIXED = re.compile("|".join(f"(?P<{name}>{rule})" for name, rule in _PREFIXES.items()), re.ASCII)
 _FIRST = frozenset("ABDEGMNOPSabcdefghlmnoprstvwx0123456789")
-"""Characters that these begin with, but for those that stand after a dot or a colon."""
+"""Characters that these begin with, except those that follow a dot or a colon."""
 _LITERALS = (
     (
         "private_key",
@@ -83,7 +85,7 @@ _PLACEHOLDER = re.compile(
 )
 _EXAMPLE = re.compile(r"(?i:example|placeholder|redacted|dummy|your[_-]|changeme|xxxx)|(.)\1{7}|123456789|abcdefgh")
 ENTROPY_BITS = 3.5
-"""Per character: English words have less, random letters and digits of 16 characters more."""
+"""Entropy threshold per character: English words are below it, 16 random letters and digits are above it."""
 HEX_ENTROPY_BITS = 3.0
 
 
@@ -93,7 +95,7 @@ def find_secrets(text: str) -> list[FoundSpan]:
 
 
 def texts_with_secrets(texts: Sequence[str]) -> dict[int, set[str]]:
-    """Return the texts that hold a secret, by number, and the names of the rules that it matched."""
+    """Return the numbers of the texts that contain a secret, each with the names of the rules that matched."""
     joined = JoinedTexts(texts)
     spans = joined.by_text(find_secrets(joined.joined))
     return {number: {span.kind for span in text_spans} for number, text_spans in spans.items()}

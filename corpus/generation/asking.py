@@ -1,4 +1,6 @@
-"""Requests to models: each is looked up in the store first, counted by the budget, sent by the one rule of retries, and stored."""
+"""Requests to models: each is looked up in the store first, counted against the budget, sent with the common retry
+rule, and its response stored.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,24 @@ from shared.http_retry import Outcome, Retries, describe_outcome, keyed_client
 ATTEMPTS = 6
 LONGEST_WAIT_SECONDS = 60.0
 LIMIT_PATIENCE_SECONDS = 900.0
-"""How long a limit of the caller (429) is waited for."""
+"""How long to keep waiting while the server limits the caller's rate (429)."""
 READ_SECONDS = 600.0
 MAX_RESPONSE_BYTES = 16 << 20
 OF_THE_REQUEST = frozenset({400, 413, 422})
-"""Statuses that fail this request only, and not the run."""
+"""Statuses that fail only this request, not the run."""
 MAY_HAVE_COST = frozenset({408, 500, 502, 504, *range(520, 525)})
-"""Statuses after which the model may have answered: the caller pays for what a gateway, here also Cloudflare's, did not deliver."""
+"""Statuses after which the model may have answered: the caller still pays for an answer that a gateway (including
+Cloudflare's) did not deliver.
+"""
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 REFUSED_AT_FIRST = 10
-"""Number of refused requests before the first answer that ends the run: the prompts are not to blame then."""
+"""If this many requests are refused before the first answer, the run ends: the cause is then not a single prompt."""
 TOKENS_OF_A_TURN = 16
-"""More than a chat template adds to a turn."""
+"""Upper bound on the tokens that a chat template adds to a turn."""
 MOST_OF_A_MESSAGE, SHOWN_OF_A_MESSAGE = 10_000, 300
-"""Characters of a server's message that are redacted, and of the result that is shown: a value that is cut no longer has its form."""
+"""Number of characters of a server's message that are redacted, and of the result that are shown: a truncated value
+would no longer be recognised by its form.
+"""
 REPLACEMENT = "\ufffd"
 ADAPTER_HEADER = "x-mens-adapter"
 _RETRY_HEADERS = ("retry-after", "retry-after-ms", ADAPTER_HEADER)
@@ -50,10 +56,10 @@ class _SentRequests:
     """The attempts of one request.
 
     Attributes:
-        most: that one attempt may use.
-        reserved: that all of them may use.
-        count: number of the attempts.
-        lost: those on which the server may have worked, without a response that is stored.
+        most: largest amount that one attempt may use.
+        reserved: largest amount that all of them may use.
+        count: number of attempts.
+        lost: number of attempts that the server may have processed but whose response was not stored.
         is_last_lost: whether the last attempt is one of these.
     """
 
@@ -64,19 +70,19 @@ class _SentRequests:
     is_last_lost: bool = False
 
     def begin(self) -> None:
-        """Count an attempt, as lost until more is known."""
+        """Count an attempt; it counts as lost until its outcome is known."""
         self.count += 1
         self.lost += 1
         self.is_last_lost = True
 
     def cost_nothing(self) -> None:
-        """Note that the server has not worked on the last attempt."""
+        """Note that the server did not process the last attempt."""
         self.lost -= self.is_last_lost
         self.is_last_lost = False
 
 
 class GenerationStopped(Exception):
-    """The run ends, and sends nothing more."""
+    """The run has ended; no further requests are sent."""
 
 
 class RowDropped(Exception):
@@ -92,9 +98,9 @@ class ModelAsker:
 
     Args:
         endpoints: endpoints of the models, by their names in the recipe.
-        redactors: redactors of personal data, before a response is stored.
-        secret: secret of the digests by which responses are stored.
-        connections: most requests at once.
+        redactors: redactors of personal data, applied before a response is stored.
+        secret: secret key of the digests under which responses are stored.
+        connections: largest number of concurrent requests.
     """
 
     def __init__(
@@ -129,22 +135,22 @@ class ModelAsker:
         self._client.close()
 
     def stop(self, reason: Exception | None = None) -> None:
-        """Send nothing more; what is in flight is still stored.
+        """Send no further requests; responses to those in flight are still stored.
 
         Args:
-            reason: the error that ends the run, which later requests raise too.
+            reason: the error that ends the run; later requests raise it too.
         """
         self._reason = self._reason or reason
         self._closing.set()
 
     def ask(self, request: ModelRequest) -> StoredResponse:
-        """Return the response to a request. Each request is sent once, whatever the number of threads and runs.
+        """Return the response to a request. Each request is sent only once, in any number of threads and runs.
 
         Raises:
-            RowDropped: the response has a fault, or a prompt a secret.
+            RowDropped: the response has a fault, or a prompt contains a secret.
             BudgetSpent: the request could exceed the budget.
             GenerationStopped: the run ends.
-            Unavailable: ``CORPUS_MODEL_UNAVAILABLE``: the server gives no answer.
+            Unavailable: ``CORPUS_MODEL_UNAVAILABLE``: the server does not respond.
             InvalidRequest: ``CORPUS_MODEL_REFUSED``: it refuses the key, the model, or every request.
         """
         endpoint = self.endpoints[request.name]
@@ -299,17 +305,19 @@ class ModelAsker:
                 self._refusals[request.name] += 1
                 is_always = not self._answers[request.name] and self._refusals[request.name] >= REFUSED_AT_FIRST
             if is_always:
-                return _refused(endpoint, f"it refuses every request, with {reason}")
+                return _refused(endpoint, f"it refuses every request: {reason}")
             return RowDropped(VerdictCode.REQUEST_REFUSED, reason)
         if 300 <= status < 500 and status not in (408, 409, 429):
             # The message of another server stays out: that of a refused key may quote the key.
             return _refused(
-                endpoint, f"it answers with {reason}{self._message(outcome, endpoint) if endpoint.is_ours else ''}"
+                endpoint, f"it returns {reason}{self._message(outcome, endpoint) if endpoint.is_ours else ''}"
             )
         return _unavailable(endpoint, reason)
 
     def _message(self, response: httpx.Response, endpoint: ModelEndpoint) -> str:
-        """Return the message of an error response for a person, on one line: servers repeat the prompt in it, or the key."""
+        """Return the message of an error response on one line, redacted for display: servers may repeat the prompt or
+        the key in it.
+        """
         try:
             text = str(response.json()["error"]["message"])
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -325,7 +333,7 @@ class ModelAsker:
 def _unavailable(endpoint: ModelEndpoint, reason: str) -> MensError:
     return Unavailable(
         Code.CORPUS_MODEL_UNAVAILABLE,
-        f"The server of {endpoint.name}, {endpoint.url}, gives no answer: {reason}.",
+        f"The server of {endpoint.name}, {endpoint.url}, does not respond: {reason}.",
         remedy="Check that it is running, and run the command again: stored responses are not requested again.",
     )
 
@@ -336,7 +344,7 @@ def _refused(endpoint: ModelEndpoint, reason: str) -> MensError:
         remedy = f"Check url, key and model of {endpoint.name} in MENS_REMOTE_MODELS, and the fields of the column."
     return InvalidRequest(
         Code.CORPUS_MODEL_REFUSED,
-        f"{endpoint.name} at {endpoint.url} cannot be asked: {reason}.",
+        f"{endpoint.name} at {endpoint.url} refuses requests: {reason}.",
         remedy=remedy,
         param="model",
     )

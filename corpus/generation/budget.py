@@ -1,4 +1,4 @@
-"""Budget of a run: what requests may use, what they have used, and the bounds."""
+"""Budget of a run: its bounds, what requests have used, and what those in flight may use."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from shared.errors import Code, Conflict
 
 @dataclass(slots=True)
 class Spending:
-    """An amount of requests, of tokens, and of money by the prices of a recipe."""
+    """An amount of requests, of tokens, and of money at the prices of a recipe."""
 
     requests: int = 0
     tokens: int = 0
     money: float = 0.0
 
     def add(self, other: Spending, sign: int = 1) -> None:
-        """Add an amount, or take it away."""
+        """Add an amount, or subtract it."""
         self.requests += sign * other.requests
         self.tokens += sign * other.tokens
         self.money += sign * other.money
@@ -35,7 +35,10 @@ class BudgetSpent(Exception):
 
     def error(self, spent: Spending) -> Conflict:
         """Return the error of the run."""
-        message = f"The next request could exceed budget.{self.bound}; {spent.requests:,} requests and {spent.tokens:,} tokens were used."
+        message = (
+            f"The next request could exceed budget.{self.bound}; {spent.requests:,} requests and {spent.tokens:,} "
+            "tokens were used."
+        )
         return Conflict(
             Code.CORPUS_BUDGET_SPENT,
             message,
@@ -47,11 +50,11 @@ class BudgetSpent(Exception):
 class SpendingMeter:
     """Counts what requests use, and keeps it within the bounds. Used by many threads.
 
-    Requests in flight count with the largest amount that they may use, so the bounds hold at every moment, as far as servers count the tokens of a
-    prompt as at most its bytes.
+    Requests in flight count with the largest amount that they may use, so the bounds hold at every moment, provided
+    that a server never counts more tokens for a prompt than it has bytes.
 
     Args:
-        stored: responses of earlier runs, and their requests that gave none, which count too.
+        stored: use of earlier runs: their stored responses, and their requests without a response.
     """
 
     def __init__(
@@ -68,17 +71,17 @@ class SpendingMeter:
             self.spent.add(self.usage(response.name, response.prompt_tokens, response.answer_tokens, response.requests))
 
     def usage(self, name: str, prompt_tokens: int, answer_tokens: int, requests: int = 1) -> Spending:
-        """Return what a request to a model uses."""
+        """Return the amount that a request to a model uses."""
         price = self._prices.get(name)
         return Spending(
             requests, prompt_tokens + answer_tokens, price.cost(prompt_tokens, answer_tokens) if price else 0.0
         )
 
     def reserve(self, most: Spending, *, again: bool = False) -> None:
-        """Reserve what a request may use; waits while requests in flight could leave enough for it.
+        """Reserve the amount that a request may use; wait while requests in flight may still release enough for it.
 
         Args:
-            again: whether it is part of a request in flight, which must not wait for itself.
+            again: whether it belongs to a request that is already in flight, which must not wait for itself.
 
         Raises:
             BudgetSpent: it could exceed a bound.
@@ -91,7 +94,7 @@ class SpendingMeter:
             self._reserved.add(most)
 
     def settle(self, most: Spending, used: Spending) -> None:
-        """Replace what was reserved for a request by what it has used."""
+        """Replace the amount reserved for a request by the amount that it used."""
         with self._changed:
             self._reserved.add(most, -1)
             self.spent.add(used)

@@ -1,4 +1,4 @@
-"""Recipe of generated rows: columns that are drawn, filled in or written by a model, and the row that they become."""
+"""Recipe of generated rows: columns that are drawn, filled in or written by a model, and the row made from them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from shared.graders.templates import paths_of
 
 MAX_ROWS = 10_000_000
 MAX_NUMBER = 1e15
-"""Largest number of a column; with more digits a float would not hold it."""
+"""Largest number of a column; a float could not represent more digits exactly."""
 Number = Annotated[FiniteFloat, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 MAX_POISSON = 500
-"""Largest mean: the draw takes as many steps."""
+"""Largest mean: the number of steps of a draw grows with it."""
 
 
 class _Column(MixModel):
@@ -41,14 +41,14 @@ class _Column(MixModel):
 
 
 class CategoryColumn(_Column):
-    """One of some values, each as often as its weight says."""
+    """One of several values, drawn in proportion to their weights."""
 
     sampler: Literal["category"]
     values: dict[str, Annotated[FiniteFloat, Field(gt=0, le=MAX_NUMBER)]] | list[str] = Field(min_length=1)
 
 
 class UniformColumn(_Column):
-    """A number between two others, both included; without ``decimals`` a whole one."""
+    """A number in a range whose ends are included; an integer without ``decimals``."""
 
     sampler: Literal["uniform"]
     low: Number
@@ -58,7 +58,7 @@ class UniformColumn(_Column):
     @model_validator(mode="after")
     def _ordered(self) -> UniformColumn:
         if math.floor(self.high * 10**self.decimals) < math.ceil(self.low * 10**self.decimals):
-            raise ValueError("no number with these `decimals` lies between `low` and `high`")
+            raise ValueError("there must be a number with these `decimals` between `low` and `high`")
         return self
 
 
@@ -79,7 +79,7 @@ class PoissonColumn(_Column):
 
 
 class DateColumn(_Column):
-    """A day between two others, both included, as ``2026-11-27``."""
+    """A day in a range whose ends are included, written as ``2026-11-27``."""
 
     sampler: Literal["date"]
     first: date
@@ -115,11 +115,12 @@ class SequenceColumn(_Column):
 
 
 class UnitColumn(_Column):
-    """A unit of ``mens corpus extract``, each once before one comes again; templates name its keys: ``{{ item.unit.code }}``.
+    """A unit of ``mens corpus extract``; every unit is used once before any is used again. Templates name its keys:
+    ``{{ item.unit.code }}``.
 
     Attributes:
         path: folder of the units.
-        kinds: kinds of the units that are taken; all without it.
+        kinds: kinds of the units that are used; all kinds without it.
     """
 
     sampler: Literal["unit"]
@@ -128,7 +129,7 @@ class UnitColumn(_Column):
 
 
 class TemplateColumn(_Column):
-    """A text with values of earlier columns: ``{{ item.product }}``."""
+    """A text filled in with values of earlier columns: ``{{ item.product }}``."""
 
     template: str
 
@@ -167,13 +168,13 @@ class GenerationRecipe(MixModel):
     """A recipe of generated rows.
 
     Attributes:
-        rows: that are made; filters may leave out some of those with answers of models.
-        columns: in order; a template uses columns before it.
-        row: a training row, whose strings are templates.
-        terms: whether the providers of models of other servers permit training on their answers.
-        prices: by the names of models.
+        rows: number of rows to make; filters may leave out some that contain answers of models.
+        columns: columns in order; a template may use only columns before it.
+        row: a training row whose strings are templates.
+        terms: the statement that the providers of remote models permit training on their answers.
+        prices: prices by model name.
         redact: redactors of personal data.
-        dedup: rows that are equal or similar to earlier ones are left out.
+        dedup: which rows that equal or resemble earlier ones are left out.
         decontaminate: evals whose items must not be in a row.
     """
 
@@ -195,7 +196,7 @@ class GenerationRecipe(MixModel):
 
     @property
     def models(self) -> list[str]:
-        """The models that are asked, in the order of the columns."""
+        """The models that receive requests, in the order of the columns."""
         names = [column.model for column in self.model_columns]
         judges = [name for column in self.model_columns for grader in column.graders for name in judging_models(grader)]
         return list(dict.fromkeys(names + judges))
@@ -226,11 +227,13 @@ def read_generation(path: Path) -> GenerationRecipe:
 
 
 def _check_models(recipe: GenerationRecipe) -> None:
-    """Raise an error if a field has no effect: a misspelt name of a price would leave the budget without it."""
+    """Raise an error if a field has no effect: a model name misspelt in `prices` would leave the budget without that
+    price.
+    """
     if unused := sorted(recipe.model_fields_set & OF_MODELS) if not recipe.models else []:
         raise recipe_invalid(f"`{unused[0]}` needs a column with a `method`; no column has one.", unused[0], None)
     if unknown := sorted(set(recipe.prices) - set(recipe.models)):
-        message = f"prices.{unknown[0]}: no column asks this model; they ask {', '.join(recipe.models)}."
+        message = f"prices.{unknown[0]}: no column uses this model; the models used are {', '.join(recipe.models)}."
         raise recipe_invalid(message, f"prices.{unknown[0]}", None)
     if recipe.budget.money is not None and (free := [name for name in recipe.models if name not in recipe.prices]):
         message = f"budget.money needs the price of each model; {free[0]} has none in `prices`."
@@ -238,13 +241,13 @@ def _check_models(recipe: GenerationRecipe) -> None:
 
 
 def _with_prompts(recipe: GenerationRecipe) -> GenerationRecipe:
-    """Return the recipe with the prompt of its row where a column leaves out its own."""
+    """Return the recipe with the row's prompt in each column that does not have its own."""
     prompt = recipe.row.get("prompt")
     columns: list[Any] = []
     for number, column in enumerate(recipe.columns):
         asks_row = isinstance(column, AnswerColumn | PreferColumn) and column.prompt is None
         if asks_row and not isinstance(prompt, str):
-            message = "Without `prompt`, a column asks the prompt of the row; the row has none."
+            message = "A column without `prompt` uses the row's prompt, but the row has none."
             raise recipe_invalid(message, f"columns.{number}.prompt", None)
         columns.append(column.model_copy(update={"prompt": prompt}) if asks_row else column)
     return recipe.model_copy(update={"columns": columns})
@@ -269,5 +272,8 @@ def _check(template: str, names: list[str], place: str) -> None:
         raise recipe_invalid(f"{place}: {error.message}", place, None) from None
     for path in paths:
         if path[0] != "item" or len(path) < 2 or path[1] not in names:
-            message = f"{place} uses {'.'.join(map(str, path))}, which is not an earlier column: {', '.join(names) or 'none'}."
+            message = (
+                f"{place} uses {'.'.join(map(str, path))}, which is not an earlier column: "
+                f"{', '.join(names) or 'none'}."
+            )
             raise recipe_invalid(message, place, None)

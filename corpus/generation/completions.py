@@ -22,7 +22,7 @@ class ModelRequest:
     Attributes:
         name: the model's name, in the recipe.
         options: further fields, such as ``temperature``.
-        sample: number that tells apart requests with the same content.
+        sample: number that distinguishes requests with the same content.
     """
 
     name: str
@@ -37,11 +37,12 @@ class ModelRequest:
         return {**required, **self.options}
 
     def key(self, endpoint: ModelEndpoint, secret: bytes, redactors: Any) -> str:
-        """Return the key of its response.
+        """Return the key under which its response is stored.
 
         Args:
-            secret: key of the corpus, without which a digest would confirm guesses of what stands in a prompt.
-            redactors: what identifies those of responses, as a JSON value: a stored response has passed these and no others.
+            secret: key of the corpus; without one, the digest could be used to check guesses of the prompt.
+            redactors: JSON value that identifies the redactors of responses: a stored response has passed exactly
+                these.
         """
         content = {
             "endpoint": endpoint.place,
@@ -60,21 +61,21 @@ class _Message(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    """An answer with why it ends."""
+    """An answer, with the reason why it ended."""
 
     message: _Message
     finish_reason: str | None = None
 
 
 class TokenCounts(msgspec.Struct):
-    """Tokens, as far as the server counts them."""
+    """Token counts that the server returns."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
 
 class ModelCompletion(msgspec.Struct):
-    """A response, of whose fields only these are read."""
+    """A response; only these fields of it are read."""
 
     choices: list[_Choice]
     model: str | None = None
@@ -86,7 +87,7 @@ _decode = msgspec.json.Decoder(ModelCompletion).decode
 
 
 def read_completion(content: bytes) -> tuple[ModelCompletion, bool]:
-    """Return a completion, and whether all of its characters are whole.
+    """Return a completion, and whether it contains only valid characters.
 
     Raises:
         ValueError: it is not a completion.

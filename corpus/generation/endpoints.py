@@ -1,4 +1,4 @@
-"""Where the models of a recipe are: the installation, and servers that the environment names."""
+"""Endpoints of the models of a recipe: the installation, and servers that the environment names."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class ModelEndpoint:
 
     Attributes:
         name: name of the model in the recipe.
-        place: what identifies the server, in provenance and in keys of responses: its URL, or :data:`INSTALLATION`, whose address may
-            change.
-        url: with ``/v1``.
-        model: its name at the server.
+        place: identity of the server in provenance and in keys of responses: its URL, or :data:`INSTALLATION`, whose
+            address may change.
+        url: base URL, with ``/v1``.
+        model: the model's name at the server.
         key: sent as the bearer token.
-        headers: further ones.
+        headers: additional headers.
     """
 
     name: str
@@ -59,7 +59,7 @@ def find_endpoints(
 
 
 def require_terms(endpoints: Iterable[ModelEndpoint], terms: str | None, *, accepted: bool) -> None:
-    """Raise an error if a model of another server is asked without the statement that its terms permit training.
+    """Raise an error if the recipe uses a model of another server without stating that its terms permit training.
 
     Raises:
         InvalidRequest: ``CORPUS_TERMS_UNSTATED``.
@@ -69,7 +69,11 @@ def require_terms(endpoints: Iterable[ModelEndpoint], terms: str | None, *, acce
         names = ", ".join(f"{endpoint.name} ({endpoint.url})" for endpoint in others)
         raise InvalidRequest(
             Code.CORPUS_TERMS_UNSTATED,
-            f"The recipe asks models of other servers: {names}. Many providers forbid training on their models' answers.",
-            remedy="Read the terms. If they permit it, write `terms: permits_training` into the recipe, or use --accept-terms.",
+            f"The recipe uses models of other servers: {names}. Many providers forbid training on their models' "
+            "answers.",
+            remedy=(
+                "Read the terms. If they permit it, write `terms: permits_training` into the recipe, or use "
+                "--accept-terms."
+            ),
             param="terms",
         )

@@ -42,9 +42,9 @@ from shared.hashing import digest_file
 
 STAGE = "generate"
 VERSION = 3
-"""Raised when an equal recipe would give other bytes."""
+"""Increase this when the same recipe would give different bytes."""
 PAIR_KEYS = frozenset({"chosen", "preferred_output"})
-"""Keys of which a row of preferences has one."""
+"""Keys of preference rows; each such row has one of them."""
 _LABELS = frozenset(Labels.__struct_fields__)
 
 
@@ -53,8 +53,8 @@ class Generation:
     """The stage for a recipe.
 
     Args:
-        rows: number of rows; None: the recipe's. More rows never change the earlier ones.
-        access: to models, for recipes that ask some.
+        rows: number of rows; None: the recipe's. A larger number never changes the earlier rows.
+        access: access to models, for recipes that use any.
 
     Raises:
         InvalidRequest: ``CORPUS_RECIPE_INVALID``.
@@ -67,12 +67,12 @@ class Generation:
     version: int = VERSION
 
     def parameters(self) -> dict[str, Any]:
-        """Return the recipe, without what does not change the rows."""
+        """Return the recipe without the fields that do not affect the rows."""
         unused = OF_MODELS if not self.recipe.models else {"budget", "prices", "terms"}
         return self.recipe.model_dump(mode="json", exclude=set(unused)) | {"rows": self._count}
 
     def inputs(self) -> dict[str, str]:
-        """Return the digest of each file of a column."""
+        """Return the digest of each file that a column reads."""
         self._samplers  # noqa: B018 - names a file that is missing
         if self.recipe.models:
             self._model_rows.pools()  # likewise
@@ -92,7 +92,7 @@ class Generation:
         return digests
 
     def plan(self, target: Path) -> list[PlannedRequests]:
-        """Return what the recipe asks of each model, at most; nothing is sent.
+        """Return the largest number of requests to each model; nothing is sent.
 
         Raises:
             InvalidRequest: ``CORPUS_TERMS_UNSTATED``.
@@ -109,7 +109,7 @@ class Generation:
             NotFound: ``CORPUS_SOURCE_MISSING``: a file of a column.
             InvalidRequest: ``CORPUS_RECIPE_INVALID``: the recipe makes something that is not a training row.
                 ``CORPUS_TERMS_UNSTATED``, ``CORPUS_MODEL_REFUSED``, ``CORPUS_OUTPUT_EMPTY``.
-            Conflict: ``CORPUS_BUDGET_SPENT``: after the rows before the bound were written.
+            Conflict: ``CORPUS_BUDGET_SPENT``: raised after the rows made within the budget were written.
             Unavailable: ``CORPUS_MODEL_UNAVAILABLE``.
         """
         mark = stage_mark(self.name, key)
@@ -194,7 +194,9 @@ class Generation:
 
 
 def _filled(template: Any, values: Mapping[str, Any], *, keeps_type: bool) -> Any:
-    """Return a template with its values; a label that is one placeholder keeps the type of its value."""
+    """Return a template filled in with its values; a label that consists of one placeholder keeps the type of its
+    value.
+    """
     if isinstance(template, str):
         try:
             bare = template.strip()

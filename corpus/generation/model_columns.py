@@ -1,4 +1,4 @@
-"""Columns whose values a model writes, and what a recipe says about models: budget, prices, terms."""
+"""Columns whose values a model writes, and a recipe's fields about models: budget, prices, terms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.graders.types import Grader
 
 MAX_TOKENS = 131_072
 MAX_SAMPLES = 64
-"""Most answers to one prompt."""
+"""Largest number of answers to one prompt."""
 TEMPLATES = ("system", "prompt", "text", "about")
 """Fields that are templates."""
 Temperature = Annotated[FiniteFloat, Field(ge=0, le=2)]
@@ -19,7 +19,7 @@ SampledTemperature = Annotated[FiniteFloat, Field(gt=0, le=2)]
 
 
 def _long_form(value: Any) -> Any:
-    """Return a grader for a check that is written without one: ``{check: regex, pattern: …}``."""
+    """Return the grader that a check in short form stands for: ``{check: regex, pattern: …}``."""
     if isinstance(value, dict) and "check" in value and "type" not in value:
         return {"type": "python", "source": "", "mens": value}
     return value
@@ -32,10 +32,10 @@ class ModelColumn(MixModel):
     """Fields of every column that a model writes.
 
     Attributes:
-        model: a name of ``MENS_REMOTE_MODELS``, else a model that the installation serves.
+        model: a name from ``MENS_REMOTE_MODELS``, or else a model that the installation serves.
         system: template of the system prompt.
         max_tokens: largest number of tokens of one answer.
-        temperature: 0 asks equal prompts once; null leaves it to the server.
+        temperature: with 0, equal prompts are sent once; null leaves it to the server.
     """
 
     name: str = Field(pattern=r"^[a-z_][a-z0-9_]{0,63}$")
@@ -56,11 +56,11 @@ class ModelColumn(MixModel):
 
     @property
     def runs_code(self) -> bool:
-        """True if code of the model is run."""
+        """True if code written by the model is run."""
         return False
 
     def stand_in(self, text: str) -> Any:
-        """Return a value of the form that the method gives, with a text for each that the model would write."""
+        """Return a value of the form that the method returns, with a stand-in for each text that the model would write."""
         return text
 
     @property
@@ -92,11 +92,11 @@ class JudgeColumn(ModelColumn):
     """The judgement of a model: a number, or a label.
 
     Attributes:
-        prompt: template of what is judged, and how.
-        range: the number's range; the judge's is rounded.
+        prompt: template of the text to judge and the instructions for judging it.
+        range: the number's range; the judge's number is rounded.
         least: rows with a smaller number are left out.
-        labels: from which the judge chooses one, instead of a number.
-        passing: rows with another label are left out.
+        labels: labels from which the judge chooses one, instead of a number.
+        passing: labels that pass; rows with another label are left out.
     """
 
     method: Literal["judge"]
@@ -114,7 +114,7 @@ class JudgeColumn(ModelColumn):
         if self.labels is None and self.passing is not None:
             raise ValueError("`passing` needs `labels`")
         if self.labels is not None and (self.least is not None or "range" in self.model_fields_set):
-            raise ValueError("`labels` exclude `range` and `least`")
+            raise ValueError("`labels` cannot be combined with `range` or `least`")
         if unknown := sorted({*(self.passing or [])} - {*(self.labels or [])}):
             raise ValueError(f"`passing` has {unknown[0]}, which is not one of `labels`")
         return self
@@ -130,11 +130,11 @@ class JudgeColumn(ModelColumn):
 
 
 class PreferColumn(ModelColumn):
-    """Several answers to a prompt, of which a grader finds the best and the worst: a row for DPO.
+    """Several answers to a prompt, from which a grader picks the best and the worst: a row for DPO.
 
     Attributes:
         prompt: template; without it, the prompt of the row.
-        n: answers to each prompt.
+        n: number of answers to each prompt.
         grader: grader of one answer; a higher score is better.
     """
 
@@ -177,11 +177,11 @@ class BackTranslateColumn(ModelColumn):
 
 
 class SelfInstructColumn(ModelColumn):
-    """A new instruction in the manner of examples, most of them by people.
+    """A new instruction in the style of examples, most of them written by people.
 
     Attributes:
-        seeds: file of instructions by people, one per line.
-        about: template of what the instruction is about.
+        seeds: file of instructions written by people, one per line.
+        about: template of the instruction's subject.
     """
 
     method: Literal["self_instruct"]
@@ -192,11 +192,11 @@ class SelfInstructColumn(ModelColumn):
 
 
 class SelfAlignColumn(ModelColumn):
-    """A task in the manner of some code, and an answer that passes the tests that the model wrote with it.
+    """A task inspired by some code, and an answer that passes the tests that the model wrote with it.
 
     Attributes:
         text: template of the code.
-        n: answers to each task.
+        n: number of answers to each task.
     """
 
     method: Literal["self_align"]
@@ -221,12 +221,12 @@ class SelfAlignColumn(ModelColumn):
 
 
 class GenerationBudget(MixModel):
-    """Bounds on what a recipe may use of models, with what the stored responses have used.
+    """Bounds on a recipe's use of models; use by stored responses counts too.
 
     Attributes:
-        requests: that are sent, with those that are sent again after a failure.
+        requests: number of requests sent, including retries after a failure.
         tokens: number of tokens of prompts and answers, as the servers count them.
-        money: by ``prices``, in their currency.
+        money: cost at ``prices``, in their currency.
     """
 
     requests: int | None = Field(None, ge=1)
@@ -235,7 +235,7 @@ class GenerationBudget(MixModel):
 
 
 class Price(MixModel):
-    """Price of a model, for a million tokens.
+    """Price of a model, per million tokens.
 
     Attributes:
         input: price of prompts.

@@ -47,7 +47,7 @@ from shared.sandbox.probe import probe
 from shared.settings import RemoteModel
 
 RESPONSES = "responses"
-"""Folder of the responses, in the folder of the rows."""
+"""Name of the folder of responses, inside the folder of the rows."""
 CONCURRENCY = 8
 _FILTERED_AT_ONCE = 64
 MadeLater = Future[tuple[MadeRow, dict[str, Any]]]
@@ -64,17 +64,17 @@ _METHODS: dict[type[ModelColumn], Method] = {
 
 @dataclass(frozen=True)
 class ModelAccess:
-    """Access to models, as the environment and the command line say.
+    """Access to models, as set by the environment and the command line.
 
     Attributes:
         remote: models of other servers, by name.
         installation: returns the endpoint of a model that the installation serves.
-        accepts_terms: whether the user says that the terms of the others permit training.
-        concurrency: most requests at once; it does not change the rows.
-        redaction_key: key of the corpus: of the placeholders for personal data, and of the digests of requests.
-        sandbox: where code of models and graders runs.
-        evals: whose items must not be in a row.
-        progress: is called after each row with the number of rows that are done.
+        accepts_terms: whether the user states that the terms of remote models permit training.
+        concurrency: largest number of concurrent requests; it does not affect the rows.
+        redaction_key: key of the corpus, used for the placeholders of personal data and the digests of requests.
+        sandbox: sandbox for code of models and graders.
+        evals: evals whose items must not be in a row.
+        progress: called after each row with the number of rows that are done.
     """
 
     remote: Mapping[str, RemoteModel]
@@ -92,9 +92,9 @@ class RunReport:
     """Outcome of a run.
 
     Attributes:
-        dropped: rows that were left out, by code.
+        dropped: number of rows left out, by code.
         first_refusal: the server's reason for the first refused request.
-        spent: by all responses of the folder.
+        spent: amount used by all responses of the folder.
         stopped: the bound of the budget that ended the run.
     """
 
@@ -106,12 +106,12 @@ class RunReport:
 
 @dataclass(frozen=True)
 class ModelRows:
-    """Makes rows by a recipe whose columns ask models.
+    """Makes rows from a recipe with columns that models write.
 
     Args:
         folder: the recipe's folder.
         samplers: samplers of the columns without a model, by name.
-        finish: makes the row of the values of its columns, and its provenance.
+        finish: makes the row and its provenance from the values of its columns.
     """
 
     recipe: GenerationRecipe
@@ -124,10 +124,10 @@ class ModelRows:
         """Yield the rows that pass the filters, by ascending number; the report is complete after the last one.
 
         Args:
-            target: folder of the rows, which has the responses.
+            target: folder of the rows, which also holds the responses.
 
         Raises:
-            MensError: what ended the run; all responses so far are stored.
+            MensError: the error that ended the run; all responses so far are stored.
         """
         endpoints = self.endpoints()
         key = self.access.redaction_key
@@ -174,7 +174,7 @@ class ModelRows:
         return [*self.access.evals, *(read_items(self.folder / file) for file in files)]
 
     def _judges(self, stack: ExitStack) -> tuple[Sandbox | None, ContainedCheckers]:
-        """Start what judges answers, and check that each grader can run, before anything is sent.
+        """Start the graders' sandbox and checkers, and check that each grader can run, before any request is sent.
 
         Raises:
             InvalidRequest: ``SANDBOX_UNAVAILABLE``, and the errors of :func:`check_runnable`.
@@ -192,7 +192,7 @@ class ModelRows:
     def _in_order(
         self, pool: ThreadPoolExecutor, tools: MethodTools, count: int, report: RunReport
     ) -> Iterator[MadeRow]:
-        """Yield the rows that were not dropped. A bounded number of them is made ahead."""
+        """Yield the rows that were not dropped, in order. A bounded number of rows is made ahead."""
         waiting: deque[MadeLater] = deque()
         begun = done = 0
         while True:
@@ -222,7 +222,7 @@ class ModelRows:
     def _begin(
         self, pool: ThreadPoolExecutor, tools: MethodTools, number: int, count: int, waiting: deque[MadeLater]
     ) -> int:
-        """Begin the next rows, from a number; return that of the first row that was not begun."""
+        """Start the rows from a number on; return the number of the first row that was not started."""
         while number < count and len(waiting) < 4 * self.access.concurrency:
             if tools.pools and number % ROUND == 0:
                 # The examples of a round are the instructions of all rows before it.
@@ -235,11 +235,11 @@ class ModelRows:
         return number
 
     def pools(self) -> dict[str, InstructionPool]:
-        """Return the instructions of people, by column.
+        """Return the instructions written by people, by column.
 
         Raises:
             NotFound: ``CORPUS_SOURCE_MISSING``.
-            InvalidRequest: ``CORPUS_RECIPE_INVALID``: fewer than six.
+            InvalidRequest: ``CORPUS_RECIPE_INVALID``: a column has fewer than six.
         """
         pools = {}
         for number, column in enumerate(self.recipe.columns):
@@ -266,10 +266,10 @@ class ModelRows:
 
 
 def _add_instructions(tools: MethodTools, values: Mapping[str, Any]) -> None:
-    """Add the instructions of a row, the next one in order, to the pools.
+    """Add the instructions of the next row in order to the pools.
 
     Raises:
-        RowDropped: ``NOT_NEW``: one is similar to that of a row before it, which was made at the same time.
+        RowDropped: ``NOT_NEW``: an instruction is similar to that of an earlier row that was made at the same time.
     """
     for name, pool in tools.pools.items():
         if not pool.is_new(values[name], in_round=True):
@@ -287,7 +287,7 @@ def _filtered(filters: OutputFilters, batch: list[MadeRow], report: RunReport) -
 
 
 def no_rows(report: RunReport) -> MensError:
-    """Return the error of a run that left out every row."""
+    """Return the error for a run that left out every row."""
     counts = ", ".join(f"{code} {number:,}" for code, number in sorted(report.dropped.items()))
     reason = f" The first refused request: {report.first_refusal}." if report.first_refusal else ""
     return InvalidRequest(

@@ -1,4 +1,4 @@
-"""Filters that every row passes that a model has a part in: secrets, personal data, contamination, duplicates."""
+"""Filters for every row with text written by a model: secrets, personal data, contamination, duplicates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shared.datasets.fingerprints import fingerprints
 
 @dataclass(slots=True)
 class MadeRow:
-    """A row and where it comes from."""
+    """A row and its provenance."""
 
     row: dict[str, Any]
     provenance: Provenance
@@ -31,7 +31,7 @@ class OutputFilters:
 
     Args:
         redactors: redactors of personal data.
-        evals: whose items must not be in a row.
+        evals: evals whose items must not be in a row.
         rows: largest number of rows that will be filtered.
     """
 
@@ -45,7 +45,9 @@ class OutputFilters:
         self._compared = 0
 
     def judge(self, rows: Sequence[MadeRow]) -> list[MadeRow | VerdictCode]:
-        """Return for each row the row to write, or why it is left out. The result does not depend on how rows are divided over calls."""
+        """Return, for each row, the row to write or the reason why it is left out. The result does not depend on how
+        rows are divided among calls.
+        """
         verdicts: list[MadeRow | VerdictCode] = [*rows]
         for number, verdict in enumerate(self._secrets.judge([made.row for made in rows])):
             if verdict.row is None:
@@ -94,7 +96,7 @@ class OutputFilters:
 
 
 def _texts(row: dict[str, Any]) -> list[str]:
-    """Return the texts of a row but for its labels."""
+    """Return the texts of a row, without its labels."""
     return list(texts_of({name: value for name, value in row.items() if name not in LABELS}))
 
 

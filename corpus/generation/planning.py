@@ -1,4 +1,4 @@
-"""Requests of a recipe to models, at most, before anything is sent."""
+"""Upper bound of a recipe's requests to models, before anything is sent."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ CHARACTERS_PER_TOKEN = 4
 
 @dataclass(slots=True)
 class PlannedRequests:
-    """Requests to a model.
+    """Planned requests to a model.
 
     Attributes:
-        requests: at most; less where rows are left out on the way, or responses are stored.
-        prompt_tokens: about, at four characters a token.
-        answer_tokens: at most.
-        money: about, with the most of answers; None without prices.
-        stored: responses of this model in the folder.
+        requests: largest number of requests; fewer are sent if rows are dropped early or responses are already stored.
+        prompt_tokens: estimate, at four characters per token.
+        answer_tokens: upper bound.
+        money: estimate, with the longest answers; None without prices.
+        stored: number of this model's responses in the folder.
     """
 
     endpoint: ModelEndpoint
@@ -49,7 +49,9 @@ def plan_requests(
     rows: int,
     store: Path,
 ) -> list[PlannedRequests]:
-    """Return what is asked of each model. A value of a model counts in later prompts with a half of its most tokens."""
+    """Return the planned requests to each model. In later prompts, a value that a model writes counts with half of its
+    largest number of tokens.
+    """
     planned = {name: PlannedRequests(endpoint) for name, endpoint in endpoints.items()}
     sampled = min(SAMPLED_ROWS, rows)
     for number in range(sampled):

@@ -1,10 +1,12 @@
-"""Store of the responses of models: no request is sent twice, in any number of runs, and a kill loses only what was in flight.
+"""Store of the responses of models: no request is sent twice, in any number of runs, and a kill loses only requests in
+flight.
 
-    responses/responses-00000.jsonl     one response per line
-    responses/failed.jsonl              what requests without a response may have cost
+    responses/responses-00000.jsonl one response per line responses/failed.jsonl possible cost of requests without a
+    response
 
-A response is one line, written before its row is used. Memory holds 100 bytes for each response, and no text. Responses
-pass the filters of secrets and personal data before they are stored; of a request only its digest, with a key, is stored.
+A response is one line, written before its row is used. Each response takes 100 bytes of memory; its text stays on disk.
+Responses pass the filters for secrets and personal data before they are stored; only a keyed digest of the request is
+stored.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from shared.host import disk_errors
 FAILED_NAME = "failed.jsonl"
 SEGMENT_BYTES = 64 << 20
 SYNC_SECONDS = 1.0
-"""After a power cut, responses of this last time may be lost; after a kill, none is."""
+"""After a power cut, the responses of the last seconds, up to this many, may be lost; after a kill, none are."""
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -34,13 +36,13 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     Attributes:
         key: digest of the request, with its address and the number of the sample (:meth:`ModelRequest.key`).
         name: the model's name, in the recipe.
-        model: as the server names it.
-        revision: digest or version of the model, if the server says it: the adapter of an installation of Mens, else
-            ``system_fingerprint``.
-        text: without personal data; empty for a response with a secret.
-        fault: why it cannot be used, whatever its text: a code of a verdict.
+        model: name that the server returned.
+        revision: digest or version of the model, if the server returned it: the adapter's for an installation of Mens,
+            otherwise ``system_fingerprint``.
+        text: text without personal data; empty for a response with a secret.
+        fault: verdict code that says why the response cannot be used.
         redactions: number of replaced values by kind.
-        requests: how often it was sent until it was answered.
+        requests: number of times that the request was sent until it was answered.
     """
 
     key: str
@@ -56,10 +58,10 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class FailedRequests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Requests to a model that gave no response to use, and what they may have cost: the server may have worked on them.
+    """Requests to a model that gave no usable response, and their possible cost: the server may have processed them.
 
     Attributes:
-        requests: number of these; 0 if they are counted with the response that came at last.
+        requests: number of these; 0 if they are counted with the response that finally arrived.
     """
 
     name: str
@@ -115,7 +117,7 @@ class ResponseStore:
 
     @property
     def failed(self) -> Iterator[FailedRequests]:
-        """Requests without a response, of all runs."""
+        """Requests without a response, from all runs."""
         with disk_errors():
             lines = (self._folder / FAILED_NAME).read_bytes().splitlines()
         for line in lines:
@@ -123,7 +125,7 @@ class ResponseStore:
                 yield _decode_failed(line)
 
     def add_failed(self, failed: FailedRequests) -> None:
-        """Store what requests may have cost that gave no response."""
+        """Store the possible cost of requests that gave no response."""
         with self._lock, disk_errors():
             # A line of its own, also after one that was cut.
             _write(self._failed, b"\n" + msgspec.json.encode(failed) + b"\n")
@@ -157,7 +159,7 @@ class ResponseStore:
         return self._folder / f"responses-{number:05d}.jsonl"
 
     def _open(self, path: Path) -> None:
-        """Open a segment as the last one, and note where its responses are."""
+        """Open a segment as the last one, and index its responses."""
         is_new = not path.exists()
         self._segments.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
         if is_new:

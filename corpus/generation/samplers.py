@@ -1,5 +1,5 @@
-"""Values of columns. The value of row i depends on the seed, the column's name and i alone, so row 1,000 is the same in a
-run of 1,000 rows and of 10,000.
+"""Values of columns. The value of row i depends only on the seed, the column's name and i, so row 1,000 is the same in
+runs of 1,000 and of 10,000 rows.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from shared.graders.templates import render
 
 Values = Mapping[str, Any]
 Sampler = Callable[[int, Values], Any]
-"""Number of a row and the values of its earlier columns → the value."""
+"""A function of a row's number and the values of its earlier columns that returns the value."""
 Draw = Callable[[int], tuple[float, float]]
-"""Number of a row → two numbers from 0, less than 1."""
+"""A function of a row's number that returns two numbers in [0, 1)."""
 
 
 def sampler_of(column: ColumnSpec, seed: int, folder: Path) -> Sampler:
     """Return the sampler of a column.
 
     Args:
-        folder: the recipe's folder, from which files are named.
+        folder: the recipe's folder, which file names are relative to.
 
     Raises:
         NotFound: ``CORPUS_SOURCE_MISSING``: a file.
@@ -99,7 +99,9 @@ def _rows(column: RowsColumn, draw: Draw, folder: Path) -> Sampler:
 
 
 def _units(column: UnitColumn, draw: Draw, folder: Path) -> Sampler:
-    """Return units in an order by the seed; the column's value has the unit's keys, and its provenance as ``source``."""
+    """Return a sampler of units in an order that the seed determines; the column's value has the unit's keys, and the
+    unit's provenance as ``source``.
+    """
     units = [
         {**msgspec.to_builtins(unit), "source": msgspec.to_builtins(origin)}
         for unit, origin in read_units(checked_shards(folder / column.path))
@@ -131,12 +133,12 @@ def _choice(items: list[Any], draw: Draw) -> Sampler:
 
 
 def _normal(first: float, second: float) -> float:
-    """Return a normal number, by Box and Muller; 1 - ``first`` is not 0."""
+    """Return a normally distributed number (Box-Muller); 1 - ``first`` is never 0."""
     return math.sqrt(-2 * math.log(1 - first)) * math.cos(2 * math.pi * second)
 
 
 def _poisson(mean: float, share: float) -> int:
-    """Return the count whose cumulated probability reaches a share."""
+    """Return the smallest count whose cumulative probability reaches a share."""
     probability = math.exp(-mean)
     cumulated, count = probability, 0
     # Far in the tail the sum no longer grows, and would never reach a share near 1.
@@ -158,8 +160,8 @@ def lines_of(path: Path, name: str) -> list[str]:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         message, remedy = (
-            f"The file {path} of the column {name} does not exist, or is a folder.",
-            "Name a file from the recipe's folder.",
+            f"The file {path} of the column {name} does not exist or is a folder.",
+            "Name an existing file, relative to the recipe's folder.",
         )
         raise NotFound(Code.CORPUS_SOURCE_MISSING, message, remedy=remedy, param=str(path)) from None
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Code in the last answer of a training row, and what the checker of its language says of it. Nothing is run."""
+"""Code in the last answer of a training row, and the result of the checker for its language. The code is not run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from shared.checkers.contained import ContainedCheckers
 from shared.datasets.rows import Record
 
 _UNREADABLE = frozenset(("syntax", "too_long", "too_complex", "time_limit"))
-"""Faults that are the answer's own. Names may be those of the prompt, because an answer is a part of a program."""
+"""Faults for which the answer itself is responsible. Undefined names do not count, because the prompt may define them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class CheckedCode:
     """Code of an answer with the result of its checker.
 
     Attributes:
-        check: check of the code, or of a function around it if the code can only be read as a part of a function.
-        faults: why it cannot be read; none if it can.
+        check: check of the code, or of a function around it if the code is valid only inside a function.
+        faults: why it cannot be parsed; empty if it can.
     """
 
     language: str
@@ -30,7 +31,7 @@ class CheckedCode:
 
 
 def checked_codes(record: Record, languages: Sequence[str], checkers: ContainedCheckers) -> Iterator[CheckedCode]:
-    """Check the code of a row's last answer: one by one, so that a caller may end at the first fault.
+    """Check the blocks of code of a row's last answer one by one, so that a caller can stop at the first fault.
 
     Raises:
         Unavailable: ``CHECKER_FAILED``.
@@ -47,10 +48,12 @@ def checked_codes(record: Record, languages: Sequence[str], checkers: ContainedC
 
 
 def codes_of(record: Record, languages: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield language and code of the last answer, and whether it is a fenced block: of each fence with a language, or of an answer that is only code.
+    """Yield the language and code of each fence with a language in the last answer, or of an answer that is only code,
+    and whether it is a fenced block.
 
-    With a single language, fences without a label are taken for it, unless another fence of the answer has a label: next to
-    labelled code they hold its output. A fence without an end is a block too, as graders read it: the answer was cut off.
+    If only one language is checked, a fence without a label counts as that language, unless another fence of the answer
+    has a label: next to labelled code, an unlabelled fence holds its output. An unclosed fence counts as a block too,
+    as in graders: the answer was cut off.
     """
     # Of a pair, the preferred answer: the rejected one may be as bad as it is.
     answer = next((turn.content for turn in reversed(record.conversation()) if turn.role == "assistant"), None) or ""

@@ -29,16 +29,16 @@ from shared.hashing import digest_file, digest_json
 
 UNLABELLED = "(none)"
 ITSELF = "file"
-"""Run of gates that name none: a file is its own evidence."""
+"""Run that stands in for gates without one: a file is its own evidence."""
 OF_FILES = frozenset({"eval_local", "per_context", "anti_stub", "modal_mix"})
-"""Gates that read nothing but answers with code, or the labels of rows."""
+"""Gates that read only answers with code, or the labels of rows."""
 
 
 class ContextEvaluation(msgspec.Struct):
     """Answers of one category.
 
     Attributes:
-        parse_rate: share of the answers with code that can be read; None without any.
+        parse_rate: share of the answers with code that can be parsed; None without any.
     """
 
     total_samples: int
@@ -49,16 +49,17 @@ class CorpusEvaluation(msgspec.Struct):
     """Evaluation of a training file; equal files give equal values.
 
     Attributes:
-        run_id: begin of a digest of the file and the languages.
+        run_id: first digits of a digest of the file and the languages.
         total_samples: lines of the file.
         format_validity: share of the lines that are training rows.
-        safety_rejection_rate: share of the training rows that hold a secret, which a mix with filters leaves out.
-        vox_parse_rate: share of the answers with code that can be read; None without any.
-        construct_coverage: number of the kinds of construct that these use.
-        construct_total: number of kinds that the checkers tell apart; None if one does not list them.
-        construct_coverage_pct: share of these, 0 to 100.
-        quality_proxy: share of the answers with code that can be read and are not stubs; None without any.
-        context_breakdown: by category.
+        safety_rejection_rate: share of the training rows that contain a secret; a mix with filters would leave them
+            out.
+        vox_parse_rate: share of the answers with code that can be parsed; None without any.
+        construct_coverage: number of kinds of construct that these answers use.
+        construct_total: number of kinds that the checkers distinguish; None if a checker does not list them.
+        construct_coverage_pct: percentage of the kinds that are used.
+        quality_proxy: share of the answers with code that can be parsed and are not stubs; None without any.
+        context_breakdown: measures by category.
         modal_breakdown: spoken and other rows, by lane or category.
     """
 
@@ -77,12 +78,12 @@ class CorpusEvaluation(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class CodeScore:
-    """Scores of one answer with code: whether it can be read, and what it consists of.
+    """Scores of one answer with code: whether it can be parsed, and which constructs it uses.
 
     Attributes:
         context: the row's category.
-        anti_stub: as the grader: it can be read, and is more than a stub.
-        placeholder, trivial: why it may be none.
+        anti_stub: the grader's result: it can be parsed, and is more than a stub.
+        placeholder, trivial: why it may be a stub.
     """
 
     context: str
@@ -98,13 +99,13 @@ class MeasuredRows:
     """Measures of a training file, before they get the original's names.
 
     Attributes:
-        total: lines.
+        total: number of lines.
         rows: number of these that are training rows.
-        unsafe: rows with a secret.
-        lanes, categories: rows by label.
+        unsafe: number of rows with a secret.
+        lanes, categories: number of rows by label.
         scores: scores of the answers with code.
-        used: kinds of construct of these, with their language.
-        known: all such kinds; None if a checker does not list them.
+        used: kinds of construct that these use, with their language.
+        known: all kinds of construct; None if a checker does not list them.
     """
 
     sha256: str
@@ -189,9 +190,9 @@ def measure_file(path: Path, languages: Sequence[str]) -> MeasuredRows:
 
 
 def judge_file(measured: MeasuredRows, policy: GatePolicy, name: str) -> list[GateRow]:
-    """Judge a training file by those gates of a policy that read answers with code, or labels of rows.
+    """Judge a training file by the gates of a policy that read answers with code, or labels of rows.
 
-    The gates are those that judge a model's answers; the file's own answers take the place of these.
+    These gates normally judge a model's answers; here they read the file's own.
 
     Raises:
         InvalidRequest: ``POLICY_INVALID``: the policy has no such gate.
@@ -224,7 +225,7 @@ def judge_file(measured: MeasuredRows, policy: GatePolicy, name: str) -> list[Ga
 
 
 def _of_file(gate: Any) -> Any:
-    """Return a gate that reads the file instead of a run, and its own criteria instead of those of an eval."""
+    """Return a gate that reads the file instead of a run, with its own criteria instead of those of an eval."""
     if not isinstance(gate, RunGate):
         return gate
     own = {name: field.default for name, field in type(gate).model_fields.items() if name.endswith("_criterion")}
@@ -279,7 +280,7 @@ def _evidence(measured: MeasuredRows) -> Evidence:
 
 
 def _score(context: str, answers: Sequence[CheckedCode]) -> CodeScore:
-    """Return the scores of an answer, whose pieces of code count together."""
+    """Return the scores of an answer; all its pieces of code count together."""
     substances = [measure_substance(measured.code, measured.check) for measured in answers]
     parses = not any(measured.faults for measured in answers)
     return CodeScore(

@@ -1,4 +1,4 @@
-"""Statistics of a training file: the data check's report, and how varied rows of each origin are."""
+"""Statistics of a training file: the data check's report, and the variety of the rows of each origin."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from shared.datasets.report import inspect_file
 from shared.datasets.rows import Record
 
 SAMPLED_ROWS = 50_000
-"""Rows of an origin whose words are counted: the first ones."""
+"""Number of rows per origin whose words are counted, from the first."""
 MAX_PAIRS = 4_000_000
-"""Pairs of words of an origin that are held, eight bytes each."""
+"""Largest number of word pairs held per origin, eight bytes each."""
 UNKNOWN = "(none)"
 SYNTHETIC, HUMAN = "synthetic", "human"
 LESS = 0.5
@@ -37,8 +37,8 @@ class OriginStatistics(msgspec.Struct):
 
     Attributes:
         characters: mean length of a row's turns.
-        distinct_2: share of the pairs of neighbouring words that are different from each other.
-        length_entropy: in bits, of the rows' classes of length; 0 if all are about equally long.
+        distinct_2: number of different pairs of neighbouring words, as a share of all such pairs.
+        length_entropy: entropy of the rows' length classes, in bits; 0 if all rows are about equally long.
     """
 
     rows: int
@@ -52,10 +52,10 @@ class CorpusStatistics(msgspec.Struct):
 
     Attributes:
         diversity: share of the rows that are neither equal nor similar to another row.
-        sources: rows by source, from the provenance; empty without it.
-        stages: rows by the stages that they passed.
+        sources: number of rows by source, from the provenance; empty without it.
+        stages: number of rows by the stages that they passed.
         origins: measures by origin.
-        notes: what a person should look at.
+        notes: notes on what the user should check.
     """
 
     rows: int

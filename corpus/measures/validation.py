@@ -1,4 +1,4 @@
-"""Validation of a training file: the data check's row by row, and whether code in answers compiles."""
+"""Validation of a training file: the data check of every row, and whether code in answers compiles."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class ValidationReport(msgspec.Struct):
     """Outcome of a validation.
 
     Attributes:
-        rows: rows that are valid.
-        checked: answers with code of one of the languages.
-        difficulties: rows that got a difficulty, because they did not have one.
-        quarantined: other rows, by code.
+        rows: number of valid rows.
+        checked: number of answers with code in one of the languages.
+        difficulties: number of rows without a difficulty that were given one.
+        quarantined: number of invalid rows, by code.
     """
 
     rows: int = 0
@@ -46,7 +46,7 @@ class ValidationReport(msgspec.Struct):
 
 
 def validate(path: Path, out: Path, languages: Sequence[str]) -> ValidationReport:
-    """Write the valid rows of a file, with their provenance, and the others with code and reason.
+    """Write the valid rows of a file with their provenance, and the invalid rows with code and reason.
 
     Raises:
         InvalidRequest: ``CHECKER_NOT_FOUND``, ``PATH_INVALID``.
@@ -81,7 +81,7 @@ def validate(path: Path, out: Path, languages: Sequence[str]) -> ValidationRepor
 def valid_rows(
     path: Path, quarantine: Quarantine | None, dropped: Counter[str]
 ) -> Iterator[tuple[int, bytes, bytes | None, Record]]:
-    """Yield number, line, provenance and record of each valid row; the others are counted and quarantined."""
+    """Yield the number, line, provenance and record of each valid row; invalid rows are counted and quarantined."""
     lines, first = read_lines([path]), 1
     if (method := method_of_file(path)) is not MethodType.SUPERVISED:
         yield from _preferences(method, lines, quarantine, dropped)
@@ -104,7 +104,7 @@ def _preferences(
     quarantine: Quarantine | None,
     dropped: Counter[str],
 ) -> Iterator[tuple[int, bytes, bytes | None, Record]]:
-    """Yield the valid rows of a file of pairs, or of rated answers; the others are counted and quarantined."""
+    """Yield the valid rows of a file of pairs or of rated answers; invalid rows are counted and quarantined."""
     report = DatasetReport()
     held: tuple[bytes, bytes | None] = (b"", None)
 
@@ -121,7 +121,7 @@ def _preferences(
 def _judge(
     record: Record, languages: Sequence[str], checkers: ContainedCheckers, report: ValidationReport
 ) -> tuple[str, str]:
-    """Return why a row's code is refused, and the checker's words; empty if it is not."""
+    """Return why a row's code is rejected, and the checker's message; both empty if it is accepted."""
     for answer in checked_codes(record, languages, checkers):
         report.checked += 1
         if answer.faults:
@@ -134,7 +134,7 @@ def _judge(
 def _with_difficulty(
     line: bytes, record: Record, languages: Sequence[str], checkers: ContainedCheckers, report: ValidationReport
 ) -> bytes:
-    """Return the line with a difficulty from its code, if it does not have one."""
+    """Return the line, with a difficulty derived from its code if it does not have one."""
     if record.difficulty is not None:
         return line
     difficulties = [

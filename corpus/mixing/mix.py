@@ -4,8 +4,9 @@
     2  duplicates, held-out rows and shares are decided on fingerprints and places alone
     3  range by range of places, the rows that stay are read from all pieces, sorted and written
 
-Parts go to processes and their results are taken in order; the place of a row depends on seed and id alone. So the output is
-the same for any number of processes. The report is removed first and written last: a mix without it is not finished.
+Parts are distributed among processes and their results are taken in order; the place of a row depends only on the seed
+and its id. So the output is the same for any number of processes. The report is removed first and written last: a mix
+without it is not finished.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from shared.hashing import digest_file
 from shared.host import disk_errors
 
 VERSION = 1
-"""Raised when an equal mix of equal sources would give other bytes."""
+"""Increase this when the same mix of the same sources would give different bytes."""
 WORK_SUFFIX = ".mix_work"
 
 
@@ -47,7 +48,7 @@ class MixResult:
     """Outcome of a mix.
 
     Attributes:
-        unchanged: whether the output existed, made from the same inputs, and nothing was written.
+        unchanged: whether the output already existed, made from the same inputs, so that nothing was written.
     """
 
     report: MixReport
@@ -70,11 +71,11 @@ def run_mix(
     Args:
         config: the mix file's path, for the report.
         root: folder that paths in the mix file start from; the mix file's own folder by default.
-        evals: whose items must not be in the output, with those of the files that the mix names.
-        strict: whether a missing or empty source that is not optional is an error. An empty output always is one.
+        evals: evals whose items must not be in the output, in addition to the files that the mix names.
+        strict: whether a missing or empty source that is not optional is an error. An empty output is always an error.
 
         dry_run: whether to return before anything is written.
-        digest: digest of sources, and of the output before.
+        digest: function that digests the sources and the earlier output.
 
     Raises:
         NotFound: ``CORPUS_SOURCE_MISSING``.

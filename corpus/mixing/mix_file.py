@@ -28,8 +28,8 @@ class MixSource(MixModel):
 
     Attributes:
         path: from the folder of the mix file: a JSONL file, the folder of a stage, or a folder of JSONL files.
-        weight: copies of each row. A part of a copy is a share of the rows: 0.25 keeps a quarter of them. 0 or less skips the
-            source.
+        weight: number of copies of each row. A fraction is a share of the rows: 0.25 keeps a quarter of them. 0 or less
+            skips the source.
         sample_rate: share of the rows that are read at all.
         record_format: how lines become rows; null for training rows.
         optional: whether the source may be missing or empty.
@@ -48,9 +48,9 @@ class Holdout(MixModel):
     """Rows that become the validation file.
 
     Attributes:
-        rows: its largest number of rows.
-        by: rows of one group are all held out, or none: ``source_group`` (repository, table's key or file, from the provenance),
-            ``path`` (the file in a repository), or a label of the rows.
+        rows: largest number of its rows.
+        by: how rows are grouped; a group is held out as a whole or not at all: ``source_group`` (repository, table's
+            key or file, from the provenance), ``path`` (the file in a repository), or a label of the rows.
     """
 
     rows: int = Field(ge=1)
@@ -61,7 +61,7 @@ class Dedup(MixModel):
     """Duplicates that are left out.
 
     Attributes:
-        exact: equal rows but for case and white space.
+        exact: rows that are equal apart from case and white space.
         near: minimum similarity of near duplicates; null keeps them.
     """
 
@@ -73,8 +73,8 @@ class Decontaminate(MixModel):
     """Evals whose items must not be in the output.
 
     Attributes:
-        files: files of items: JSONL, or a list of JSON.
-        policies: also the evals of the tenant at the installation, and the files that its policies name.
+        files: files of items, as JSONL or a JSON list.
+        policies: whether to include the tenant's evals at the installation, and the files that its policies name.
     """
 
     files: list[str] = []
@@ -82,7 +82,7 @@ class Decontaminate(MixModel):
 
 
 class Mix(MixModel):
-    """A mix: what is mixed, and into which file."""
+    """A mix: the sources, and the file that they are mixed into."""
 
     output: str = Field(min_length=1)
     seed: int = Field(DEFAULT_SEED, ge=0, lt=1 << 64)

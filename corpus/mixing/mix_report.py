@@ -1,4 +1,4 @@
-"""The report of a mix, with all fields of the original system's and the counts that Mens adds."""
+"""The report of a mix, with all fields of the original system's report and the counts that Mens adds."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class SourceReport(msgspec.Struct, kw_only=True):
     """Report of one source.
 
     Attributes:
-        path: as in the mix file, and ``resolved_path`` where it was found.
+        path: path as in the mix file; ``resolved_path`` is where it was found.
         source_fingerprint: SHA-256 of its content.
-        input_lines: lines of it, without blank ones.
+        input_lines: number of its lines, without blank ones.
         repeats: largest number of copies of a row.
-        emitted_lines: rows in the output.
+        emitted_lines: number of its rows in the output.
         skipped_reason: why the output has no row of it.
         share_of_output: 0 to 1, in rows.
         share_of_bytes: the same in bytes.
-        held_out: rows in the validation file.
-        dropped: rows that are left out, by code.
+        held_out: number of rows in the validation file.
+        dropped: number of rows left out, by code.
     """
 
     path: str
@@ -50,11 +50,11 @@ class SourceReport(msgspec.Struct, kw_only=True):
 
 
 class FoundOverlap(msgspec.Struct, frozen=True):
-    """A row that holds a part of an item of an eval.
+    """A row that contains part of an eval item.
 
     Attributes:
-        line: the row's line, in a file of its source.
-        left_out: whether the part is so large that the row is left out.
+        line: the row's line number in a file of its source.
+        left_out: whether the part is large enough for the row to be left out.
     """
 
     source: str
@@ -78,12 +78,12 @@ class MixReport(msgspec.Struct, kw_only=True):
 
     Attributes:
         config_fingerprint: SHA-256 of the mix with its defaults, and of the version of the code that mixes.
-        total_emitted: rows in the output.
-        total_held_out: rows in the validation file.
-        dropped: rows that are left out, by code.
-        contaminated: the first rows that hold a part of an item of an eval.
-        files: what was written.
-        notes: what a person should know of the result.
+        total_emitted: number of rows in the output.
+        total_held_out: number of rows in the validation file.
+        dropped: number of rows left out, by code.
+        contaminated: the first rows that contain part of an eval item.
+        files: the written files.
+        notes: notes on the result for the user.
     """
 
     config_path: str
@@ -100,7 +100,7 @@ class MixReport(msgspec.Struct, kw_only=True):
 
 
 def report_path(output: Path) -> Path:
-    """Return the place of the report of an output: ``<stem>.mix_report.json``."""
+    """Return the path of an output's report: ``<stem>.mix_report.json``."""
     return output.with_name(output.stem + REPORT_SUFFIX)
 
 
@@ -113,10 +113,10 @@ def read_report(path: Path) -> MixReport | None:
 
 
 def is_current(before: MixReport | None, now: MixReport, folder: Path, digest: DigestOf) -> bool:
-    """Return whether an earlier mix had the same inputs, and its files are as it left them.
+    """Return whether an earlier mix had the same inputs and its files have not changed since.
 
     Args:
-        now: the report of the mix before it runs, with the fingerprints of its sources.
+        now: the report of the new mix before it runs, with the fingerprints of its sources.
         folder: the output's folder.
     """
     if before is None or _inputs(before) != _inputs(now) or not before.files:
@@ -137,7 +137,7 @@ def _inputs(report: MixReport) -> Any:
 
 
 def metadata_of(seed: int, files: Sequence[OutputFile], counts: Counter[tuple[int, bool, Label]]) -> dict[str, Any]:
-    """Return the summary of the output that lies next to it."""
+    """Return the summary that is written next to the output."""
     counters: dict[str, Counter[str]] = {
         "categories": Counter(),
         "lanes": Counter(),

@@ -1,4 +1,4 @@
-"""One run of a mix: makes the pieces, decides which rows stay, and writes them range by range."""
+"""One run of a mix, which makes the pieces, decides which rows stay, and writes them range by range."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from shared.errors import Code, InvalidRequest
 from shared.host import disk_errors
 
 RANGE_BYTES = 4 << 20
-"""About the bytes of the rows that are sorted at once."""
+"""Approximate size of the rows that are sorted at once, in bytes."""
 EVALS_NAME = "evals"
 METADATA_SUFFIX = ".metadata.json"
 T = TypeVar("T")
@@ -66,7 +66,8 @@ class MixRun:
             hold_out(states, np.concatenate(groups), self.mix.holdout.rows, near)
             if not (states == RowState.HELD_OUT).any():
                 raise recipe_invalid(
-                    f"No row can be held out: each group by {self.mix.holdout.by} has more than {self.mix.holdout.rows:,} rows. Raise "
+                    f"No row can be held out: every group (by {self.mix.holdout.by}) has more than "
+                    f"{self.mix.holdout.rows:,} rows. Raise "
                     "`holdout.rows`, or group by something smaller, such as `by: path`.",
                     "holdout",
                     None,
@@ -147,7 +148,7 @@ class MixRun:
     def _mapped(
         self, work: Callable[[U], T], tasks: Iterator[tuple[MixedSource, U]]
     ) -> Iterator[tuple[tuple[MixedSource, U], T]]:
-        """Do tasks, in processes if there are some; results come in order."""
+        """Run tasks, in worker processes if there are any; results are in order."""
         executor = self.executor
         if executor is None:
             yield from ((task, work(task[1])) for task in tasks)
@@ -172,7 +173,7 @@ class MixRun:
         self.report.dropped = dict(sorted(total.items()))
 
     def _bounds(self, states: States) -> OutputEnds:
-        """Return where the output ends; places are read only if something limits it."""
+        """Return where the output ends; places are read only if a limit applies."""
         shares = [source.spec.max_share for source in self.sources]
         if self.mix.max_rows is None and not any(shares):
             return OutputEnds(int((states == RowState.KEPT).sum()), None, (None,) * len(shares))
@@ -235,16 +236,19 @@ class MixRun:
 def _partly_compared(compared: int, rows: int, *, held_out: bool) -> str:
     sides = " and may be on both sides of the holdout" if held_out else ""
     return (
-        f"Near duplicates: each of the {rows:,} rows was compared with the first {compared:,} rows only; those that are alike among the "
-        f"later ones stay{sides}."
+        f"Near duplicates: each of the {rows:,} rows was compared only with the first {compared:,} rows; near "
+        f"duplicates among the later rows stay{sides}."
     )
 
 
 def _empty_output(report: MixReport) -> InvalidRequest:
-    why = ", ".join(f"{code} {rows:,}" for code, rows in report.dropped.items()) or "no source gives a row"
+    why = ", ".join(f"{code} {rows:,}" for code, rows in report.dropped.items()) or "no source contributes a row"
     return InvalidRequest(
         Code.CORPUS_OUTPUT_EMPTY,
         f"The mix would be empty: {why}. Nothing was written.",
-        remedy="Check lanes, weights, holdout and shares: a source with a `max_share` needs rows of a source that has none.",
+        remedy=(
+            "Check lanes, weights, holdout and shares: a source with a `max_share` needs rows from a source without "
+            "one."
+        ),
         details={"dropped": report.dropped},
     )

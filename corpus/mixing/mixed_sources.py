@@ -1,4 +1,4 @@
-"""Sources of a mix: where their files are, what a missing or empty one means, and the pieces that were made of each."""
+"""Sources of a mix: their files, the handling of missing or empty ones, and the pieces made from each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VALIDATION_SUFFIX = ".validation.jsonl"
 
 @dataclass(slots=True)
 class MixedSource:
-    """A source, its report, and the pieces that were made of it, each with the number of its first row."""
+    """A source, its report, and the pieces made from it, each with the number of its first row."""
 
     spec: MixSource
     report: SourceReport
@@ -63,7 +63,7 @@ def find_source(spec: MixSource, folder: Path, *, strict: bool, digest: DigestOf
 
 
 def refuse_own_output(source: MixedSource, output: Path) -> None:
-    """Refuse a mix that would replace its source, or that the next mix would read as one.
+    """Refuse an output that would replace a source, or that the next mix would read as a source.
 
     Raises:
         InvalidRequest: ``CORPUS_RECIPE_INVALID``.
@@ -84,13 +84,13 @@ def refuse_own_output(source: MixedSource, output: Path) -> None:
 
 
 def places_of(output: Path) -> list[Path]:
-    """Return the places of the output, its provenance, the validation file and its provenance."""
+    """Return the paths of the output, its provenance, the validation file and its provenance."""
     validation = output.with_name(output.stem + VALIDATION_SUFFIX)
     return [output, sources_path(output), validation, sources_path(validation)]
 
 
 def places_in(source: MixedSource, states: States) -> NDArray[np.uint64]:
-    """Return the places of a source's rows that are kept."""
+    """Return the places of the rows of a source that are kept."""
     places = [np.empty(0, np.uint64)]
     for begin, piece in source.pieces:
         entries = piece.entries()
@@ -115,11 +115,11 @@ def empty_source(report: SourceReport) -> InvalidRequest:
     what = (
         "it has no lines"
         if report.skipped_reason == "empty_file"
-        else f"of {report.input_lines:,} lines none is left: {why}"
+        else f"none of its {report.input_lines:,} lines is left: {why}"
     )
     return InvalidRequest(
         Code.CORPUS_SOURCE_EMPTY,
-        f"The source {report.path} gives no row: {what}.",
+        f"The source {report.path} contributes no rows: {what}.",
         remedy="Correct the source (`mens data check` names bad lines), the lanes or the weight; set `optional: true`, or pass "
         "--allow-missing-sources.",
         param="sources",

@@ -1,4 +1,4 @@
-"""Parts of sources: their tasks, and their rows that are valid and do not hold an item of an eval."""
+"""Parts of sources: their tasks, and their valid rows that do not contain an eval item."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from shared.datasets.rows import Record, RowError
 
 ROWS_AT_ONCE = 2_000
 MAX_OVERLAPS = 50
-"""Rows of a piece, and of a mix, that are listed because they hold a part of an item of an eval."""
+"""Largest number of rows of a piece, and of a mix, that are listed because they contain part of an eval item."""
 ENTRY = np.dtype(
     [
         ("key", "<u8"),
@@ -42,23 +42,23 @@ ENTRY = np.dtype(
         ("label", "<u2"),
     ]
 )
-"""Entry of a piece's index: place in the output; where row and provenance lie; number of the row in the piece, of the copy, and
-of the row's labels.
+"""Entry of a piece's index: place in the output; offsets of row and provenance; numbers of the row in the piece, of the
+copy, and of the row's labels.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PieceTask:
-    """A part of a source, and what becomes of its rows.
+    """A part of a source, and the settings for its rows.
 
     Attributes:
-        name: the source's name, in the provenance of rows without one.
-        file: the part's file, in the same.
-        target: the piece's file, without its ending.
+        name: the source's name, for the provenance of rows that have none.
+        file: the part's file, for the same provenance.
+        target: path of the piece's file, without its suffix.
         include: lanes that are kept; None keeps all.
         near: whether sketches are needed.
-        group: what rows are held out by; None if none are.
-        evals: folder of the index of evals that rows must not hold; None without evals.
+        group: grouping by which rows are held out; None if none are.
+        evals: folder of the index of evals that rows must not contain; None without evals.
     """
 
     part: SourcePart
@@ -83,13 +83,13 @@ class MixPiece:
     """Findings on a part of a source.
 
     Attributes:
-        lines: that were read, without blank ones at the end.
-        dropped: rows that are left out, by code.
-        sketched: the fingerprints of the rows that are kept.
-        ratings: ratings of these; 0 for an unrated row.
-        groups: hashes of the groups of these, if rows are held out.
-        labels: the table that entries name.
-        overlaps: rows that hold a part of an item of an eval, by line number.
+        lines: number of lines read, without blank ones at the end.
+        dropped: number of rows left out, by code.
+        sketched: fingerprints of the rows that are kept.
+        ratings: their ratings; 0 for an unrated row.
+        groups: hashes of their groups, if rows are held out.
+        labels: the table that entries refer to.
+        overlaps: rows that contain part of an eval item, by line number.
     """
 
     target: Path
@@ -112,16 +112,16 @@ class MixPiece:
 
 
 def index_path(target: Path) -> Path:
-    """Return the place of a piece's index."""
+    """Return the path of a piece's index."""
     return target.with_suffix(".index")
 
 
 ReadRow = tuple[int, Record, bytes, bytes | None]
-"""A valid row: line number, row, its line, and the line of its provenance."""
+"""A valid row: line number, decoded row, its line, and the line of its provenance."""
 
 
 def rows_without_evals(task: PieceTask, piece: MixPiece) -> Iterator[ReadRow]:
-    """Yield the valid rows that do not hold an item of an eval."""
+    """Yield the valid rows that do not contain an eval item."""
     rows = _records(task, piece)
     if task.evals is None:
         yield from rows
@@ -174,7 +174,7 @@ def _records(task: PieceTask, piece: MixPiece) -> Iterator[ReadRow]:
 
 
 def _origins(part: SourcePart, lines: list[bytes]) -> list[bytes] | None:
-    """Return the lines of the provenance of a part's lines; None without provenance.
+    """Return the provenance lines that belong to a part; None without provenance.
 
     Raises:
         ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.

@@ -1,7 +1,7 @@
-"""Pieces: the rows of a part of a source that its weight keeps, each with its place in the output.
+"""Pieces: the rows that the weight keeps from a part of a source, each with its place in the output.
 
-A process makes one piece from one part, so memory holds one part. The piece's file has the rows sorted by that place, so
-that the rows of a range of places are next to each other; its index is an array on disk.
+A process makes one piece from one part, so only one part is in its memory. The piece's file has the rows sorted by
+place, so that the rows of a range of places are adjacent; its index is an array on disk.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from shared.datasets.rows import Record
 from shared.host import disk_errors
 
 MAX_LABELS = 50_000
-"""Different labels of one piece; rows beyond them count as unlabelled."""
+"""Largest number of different labels per piece; rows with further labels count as unlabelled."""
 
 
 def rows_path(target: Path) -> Path:
-    """Return the place of a piece's rows."""
+    """Return the path of a piece's rows."""
     return target.with_suffix(".rows")
 
 
@@ -73,7 +73,7 @@ class _MixedRow:
     """A row with its id and its labels.
 
     Attributes:
-        lane: which the mix selects by; the row's own may be missing.
+        lane: lane that the mix selects by; the row itself may have none.
         keys: the line's keys, not decoded.
     """
 

@@ -1,4 +1,4 @@
-"""Ranges of places: the rows that stay are read from all pieces, sorted and written, one range at a time."""
+"""Ranges of places: rows that stay are read from all pieces, sorted and written one range at a time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from corpus.mixing.pieces import rows_path
 from corpus.mixing.selection import OutputEnds
 
 STATES_NAME, PIECES_NAME = "states.npy", "pieces.json"
-"""Names in the work folder: what was decided on each row, and the pieces."""
+"""Names in the work folder: the decision on each row, and the pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeTask:
-    """A range of places, low included, that is read from all pieces."""
+    """A range of places that is read from all pieces; ``low`` is included."""
 
     low: int
     high: int
@@ -31,11 +31,11 @@ class RangeTask:
 
 @dataclass(frozen=True, slots=True)
 class SortedRange:
-    """The rows of a range: of output, its provenance, validation file and its provenance; and their counts.
+    """The rows of a range, for the output and the validation file and the provenance of each, with their counts.
 
     Attributes:
-        counts: rows by source, whether they are held out, and labels.
-        sizes: bytes of the output's rows by source.
+        counts: number of rows by source, labels and whether they are held out.
+        sizes: size of the output's rows by source, in bytes.
     """
 
     contents: tuple[bytes, bytes, bytes, bytes]

@@ -1,4 +1,4 @@
-"""The original system's record formats as training rows, and the lane of a row."""
+"""Conversion of the original system's record formats into training rows, and the lane of a row."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import msgspec
 from shared.datasets.rows import RowCode, RowError
 
 TOOL_MARK = "[vox_tool_supervision]"
-"""First word of prompts of tool traces, as in the original's rows."""
+"""First word of the prompts of tool traces, as in the original system's rows."""
 DEFAULT_LANE = "codegen"
-"""Lane of a row without a lane and without a category that has one."""
+"""Lane of a row that has neither a lane nor a category that implies one."""
 ORIGINAL_PREFIX = "vox_"
 _LANES = {
     "tool_trace": "tooling",
@@ -24,11 +24,11 @@ _LANES = {
 }
 """Lane by a word in the category."""
 _CONFIRMED = {"confirmed_true": 5, "likely_true": 4, "unverified": 3, "likely_false": 2, "confirmed_false": 1}
-"""Rating of a review's row by the state of its correctness."""
+"""Rating of a review row by its correctness state."""
 
 
 class RecordFormat(StrEnum):
-    """Formats of lines that are not training rows, or rows whose category the format gives."""
+    """Formats of lines that are not training rows, or of training rows whose category the format determines."""
 
     TOOL_TRACE = "tool_trace"
     ASR_REFINE = "asr_refine"
@@ -68,7 +68,7 @@ def lane_of(lane: str | None, category: str | None) -> str:
 
 @lru_cache(maxsize=1024)
 def known_lane(category: str | None) -> str | None:
-    """Return the lane that a category has, None if it does not have one."""
+    """Return the lane that a category implies; None if it implies none."""
     words = (category or "").lower()
     return next((lane for word, lane in _LANES.items() if word in words), None)
 
@@ -107,7 +107,7 @@ def _tool_trace(line: bytes, form: RecordFormat) -> dict[str, Any]:
 
 
 def _value(field: Any) -> Any:
-    """Return the value that a field of JSON text has; other values, and text that is not JSON, stay as they are."""
+    """Return the decoded value of a field that holds JSON text; any other value is returned unchanged."""
     try:
         return msgspec.json.decode(field) if isinstance(field, str) else field
     except msgspec.DecodeError:
@@ -122,7 +122,7 @@ def _review(line: bytes, _form: RecordFormat) -> dict[str, Any]:
 
 
 def _labelled(line: bytes, form: RecordFormat) -> dict[str, Any]:
-    """Return a training row with the category and the lane of its format, where it has none of its own."""
+    """Return a training row, with the category and the lane of its format if it has none."""
     row = _decode_object(line)
     if form is RecordFormat.DPO:
         return row

@@ -1,6 +1,7 @@
-"""Which rows a weight keeps, and their order: by hashes of seed and id, so they depend on nothing else.
+"""Sampling: which rows a weight keeps, and their order.
 
-A larger weight keeps every row that a smaller one kept, and a new row moves no other.
+Both come from hashes of seed and id, and depend on nothing else. A larger weight keeps every row that a smaller one
+keeps, and a new row does not move any other row.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ def hash_of(seed: int, *parts: str) -> int:
 
 
 def copies_of(seed: int, row: str, weight: float, sample_rate: float | None = None) -> int:
-    """Return how often a row occurs in the output.
+    """Return the number of copies of a row in the output.
 
     Args:
-        row: its id.
+        row: the row's id.
     """
     if sample_rate is not None and hash_of(seed, "sample", row) >= sample_rate * _RANGE:
         return 0
@@ -31,5 +32,5 @@ def copies_of(seed: int, row: str, weight: float, sample_rate: float | None = No
 
 
 def order_of(seed: int, row: str, copy: int) -> int:
-    """Return the key by which copies of rows are sorted."""
+    """Return the sort key of a copy of a row."""
     return xxh3_64_intdigest(f"{row}\0{copy}".encode(), seed)

@@ -1,4 +1,4 @@
-"""The selection: which rows are held out, and where the output of each source ends, by its share and the output's limit of rows."""
+"""Selection: which rows are held out, and where each source's output ends, given its share and the output's row limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OutputEnds:
     Attributes:
         rows: number of rows of the output.
         all: place of the first row that is left out; None if none is.
-        by_source: the same of each source.
+        by_source: the same for each source.
     """
 
     rows: int
@@ -35,8 +35,9 @@ def hold_out(states: States, groups: NDArray[np.uint64], most: int, near: Pairs 
     """Mark rows as held out: whole groups, by ascending hash, as long as they fit.
 
     Args:
-        states: is changed. A kept row that is a near duplicate of a row on the other side is left out.
-        groups: hash of each row's group.
+        states: states of the rows, changed in place. A kept row that is a near duplicate of a row on the other side is
+            left out.
+        groups: hash of the group of each row.
         near: pairs of similar rows that are both kept; None if similar rows are left out already.
     """
     kept = np.flatnonzero(states == RowState.KEPT)
@@ -64,7 +65,7 @@ def find_bounds(keys: Sequence[Keys], shares: Sequence[float | None], most: int 
 
     Args:
         keys: places of the rows of each source that are kept.
-        shares: the largest share of each source.
+        shares: largest share of each source.
         most: largest number of rows of the output.
     """
     total = allowed_rows([len(places) for places in keys], shares, most)

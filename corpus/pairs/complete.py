@@ -22,7 +22,7 @@ from shared.checkers.unit import UnitKind
 
 MIN_SIZE = 5
 MAX_CUTS = 3
-"""Places that are tried: a line may continue a statement, and no row is cut there."""
+"""Number of places that are tried: a line may continue a statement, and the code must not be cut there."""
 
 
 class Complete:
@@ -55,7 +55,7 @@ class Complete:
             return
 
     def _is_whole(self, code: str, unit: UnitRow, context: RuleContext) -> bool:
-        """Return whether code ends between statements; names may be missing."""
+        """Return whether code ends between statements; undefined names are allowed."""
         return all(fault.code == "name" for fault in context.checkers.check(unit.language, code).diagnostics)
 
 

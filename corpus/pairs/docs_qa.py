@@ -1,4 +1,4 @@
-"""Rule ``docs_qa``: a heading as a question → its section; a heading and a sentence → the block of code below."""
+"""Rule ``docs_qa``: a heading, as a question → its section; a heading and a sentence → the code block below."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.checkers.unit import UnitKind
 
 LANE = "docs_qa"
 RATING = 4
-"""Rating of a document that is not stale."""
+"""Rating of an up-to-date document."""
 
 
 class DocsQa:

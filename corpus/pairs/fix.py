@@ -1,4 +1,4 @@
-"""Rule ``fix``: broken code and what the checker says of it → the code. No message is invented."""
+"""Rule ``fix``: broken code and the checker's message → the original code. No message is made up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _IMPORT = re.compile(r"^(?:from|import) .*\n", re.MULTILINE)
 
 
 def misspell(code: str, number: int) -> str | None:
-    """Exchange two letters of a name."""
+    """Swap two letters of a name."""
     words = [word for word in _WORD.finditer(code) if not keyword.iskeyword(word[0])]
     if not words:
         return None
@@ -77,7 +77,7 @@ MUTATIONS: tuple[Callable[[str, int], str | None], ...] = (
 
 
 class Fix:
-    """The original of a text that a mutation has broken, so that the checker refuses it."""
+    """The original of code that a mutation has broken so that its checker rejects it."""
 
     name = "fix"
     version = 1

@@ -1,4 +1,4 @@
-"""Stage ``pairs``: units → training rows. A row whose answer its checker refuses is never written."""
+"""Stage ``pairs``: units → training rows. A row whose answer the checker rejects is never written."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from shared.hashing import digest_json
 
 STAGE = "pairs"
 VERSION = 1
-"""Raised when equal units would give other bytes."""
+"""Increase this when the same units would give different bytes."""
 BROKEN = "CORPUS_PAIR_BROKEN"
-"""Count of rows whose answer does not pass its checker."""
+"""Name of the count of rows whose answer does not pass its checker."""
 CODE_KINDS = frozenset(("function", "method", "class", "test"))
 
 _Made = list[tuple[str, Draft, str]]
@@ -46,7 +46,7 @@ class Pairing:
     Args:
         sources: folders that ``extract`` has written.
         rules: names of rules; empty: all.
-        processes: number of processes of checkers; None: one for each processor. The output does not depend on it.
+        processes: number of checker processes; None: one per processor. The output does not depend on it.
 
     Raises:
         InvalidRequest: ``CORPUS_RULE_UNKNOWN``.
@@ -62,7 +62,7 @@ class Pairing:
         load_rules(self.rules)
 
     def parameters(self) -> dict[str, Any]:
-        """Return everything but the units that changes the output."""
+        """Return everything except the units that affects the output."""
         rules = {rule.name: rule.version for rule in self._rules}
         return {"rules": rules, "wording": digest_json(wording())}
 
@@ -87,7 +87,7 @@ class Pairing:
         Raises:
             NotFound: ``CORPUS_SOURCE_MISSING``.
             ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.
-            InvalidRequest: ``CORPUS_SOURCE_EMPTY``: no rule makes a row of any unit.
+            InvalidRequest: ``CORPUS_SOURCE_EMPTY``: no rule makes a row from any unit.
             Unavailable: ``CHECKER_FAILED``.
         """
         shards = [shard for source in self.sources for shard in checked_shards(source)]
@@ -121,7 +121,7 @@ class Pairing:
 
 
 class _NamedUnits:
-    """Functions by name; only their places are held in memory. A context manager, thread-safe.
+    """Functions by name; only their positions are held in memory. A context manager; thread-safe.
 
     Args:
         shards: shards of units.
@@ -170,7 +170,7 @@ _decode_unit = msgspec.json.Decoder(UnitRow).decode
 def _make(
     rules: Sequence[PairRule], named: _NamedUnits, checkers: ContainedCheckers, item: tuple[UnitRow, Provenance]
 ) -> _Made:
-    """Return the drafts of a unit with the names of their rules, and why each is left out, if it is."""
+    """Return the drafts of a unit, each with the name of its rule and the reason if it is left out."""
     unit, _ = item
     applicable_rules = [rule for rule in rules if unit.kind in rule.needs]
     measures = Check((), unit.constructs, unit.size)
@@ -213,7 +213,10 @@ def _empty(sources: Sequence[Path], rules: Sequence[str], left_out: Mapping[str,
     names = ", ".join(map(str, sources))
     return InvalidRequest(
         Code.CORPUS_SOURCE_EMPTY,
-        f"The rules {', '.join(rules)} make no row of the units in {names}; left out: {reasons}.",
-        remedy="Extract other files, or name other rules: functions need docstrings, statements need comments (docs/corpus.md).",
+        f"The rules {', '.join(rules)} make no rows from the units in {names}; left out: {reasons}.",
+        remedy=(
+            "Extract other files, or name other rules: functions need docstrings, statements need comments "
+            "(docs/corpus.md)."
+        ),
         param="sources",
     )

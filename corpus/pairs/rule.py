@@ -1,7 +1,8 @@
-"""Interface of a rule: a unit becomes drafts of rows, which the stage checks before it writes them. Start reading here.
+"""Interface of a rule, which turns a unit into drafts of rows; the stage checks them before it writes them. Start
+reading here.
 
-A rule is found by its name: those of this package (`rules.py`), and those that an installed package offers as an entry
-point of the group ``mens.pairs``.
+Rules are looked up by name: those of this package (`rules.py`), and those that installed packages offer as entry points
+of the group ``mens.pairs``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shared.checkers.unit import UnitKind
 from shared.graders.templates import render
 
 MIN_FORMS = 8
-"""Wordings of a rule, so that no phrase of it is learned."""
+"""Minimum number of wordings of a rule, so that a model does not memorise one phrase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,9 @@ class Draft:
     """A row that has not been checked yet.
 
     Attributes:
-        row: as in a training file; without ``id``.
+        row: training row without ``id``.
         proof: code that must pass the checker of ``language``; empty for prose.
-        checks: what the rule has found out, for the provenance.
+        checks: findings of the rule, for the provenance.
     """
 
     row: Mapping[str, Any]
@@ -40,7 +41,7 @@ class Draft:
 
 
 class CodeCheckers(Protocol):
-    """Checkers of languages, behind a process with limits."""
+    """Checkers of languages, each in a process with limits."""
 
     def check(self, language: str, text: str) -> Check:
         """See :meth:`shared.checkers.contained.ContainedCheckers.check`."""
@@ -51,29 +52,29 @@ class Neighbours(Protocol):
     """Other units of the same corpus."""
 
     def function(self, name: str) -> UnitRow | None:
-        """Return the only function with a name; None if it does not exist, or if several have the name."""
+        """Return the function with a name; None if there is not exactly one."""
         ...
 
     def is_tested(self, name: str) -> bool:
-        """Return whether a test calls the only function with a name."""
+        """Return whether a test calls the function with a name, if there is exactly one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RuleContext:
-    """Parts that a rule may use next to its unit."""
+    """What a rule may use in addition to its unit."""
 
     checkers: CodeCheckers
     neighbours: Neighbours
 
 
 class PairRule(Protocol):
-    """Makes rows of units. Equal units give equal rows.
+    """Makes rows from units. Equal units give equal rows.
 
     Attributes:
-        name: its key in `data/wording.json`, if it takes its words from there.
-        version: raised when an equal unit would give another row.
-        needs: the kinds of units that it reads.
+        name: the rule's name, and its key in `data/wording.json` if it takes its prompts from there.
+        version: increased when the same unit would give a different row.
+        needs: kinds of units that it reads.
     """
 
     name: str
@@ -87,20 +88,20 @@ class PairRule(Protocol):
 
 @cache
 def wording() -> dict[str, list[str]]:
-    """Return the forms of each rule's prompt: templates with ``{{ item.name }}``."""
+    """Return the wordings of each rule's prompt: templates with ``{{ item.name }}``."""
     text = files("corpus.pairs").joinpath("data/wording.json").read_text(encoding="utf-8")
     forms: dict[str, list[str]] = json.loads(text)
     return forms
 
 
 def prompt_of(rule: str, unit: UnitRow, **item: str) -> str:
-    """Return a prompt in the form that the unit's id chooses."""
+    """Return a prompt in the wording that the unit's id selects."""
     forms = wording()[rule]
     return render(forms[seed_of(unit) % len(forms)], item, {}).strip()
 
 
 def seed_of(unit: UnitRow) -> int:
-    """Return a number that depends on the unit alone."""
+    """Return a number that depends only on the unit."""
     return int(unit.id, 16)
 
 
@@ -113,7 +114,7 @@ def fenced(code: str, language: str) -> str:
 
 
 def given(unit: UnitRow) -> str:
-    """Return what a unit may use of its module, as an end of a prompt; empty if it uses nothing."""
+    """Return the definitions of its module that a unit uses, as the end of a prompt; empty if it uses none."""
     parts = []
     if unit.context:
         parts.append("Imports:\n" + fenced(unit.context, unit.language))
@@ -123,15 +124,15 @@ def given(unit: UnitRow) -> str:
 
 
 def proof_of(unit: UnitRow, code: str) -> str:
-    """Return code with what it uses of its module: the imports, and the names, which stand for anything."""
+    """Return code together with the imports that it uses and placeholders for the names that it uses from its module."""
     names = "".join(f"{name} = None\n" for name in unit.uses)
     return "\n".join(filter(None, [unit.context, names + code]))
 
 
 def halves(unit: UnitRow) -> tuple[str, str] | None:
-    """Return signature with docstring, and the body without indentation; None if the body has no lines of its own.
+    """Return the signature with docstring, and the body without indentation; None if the body has no lines of its own.
 
-    A body in which a string has lines with less indentation is not taken apart.
+    A body that contains a string with less indented lines is not split either.
     """
     lines = unit.code.split("\n")
     head, body = "\n".join(lines[: unit.head_lines]), "\n".join(lines[unit.head_lines :])
@@ -144,7 +145,7 @@ def halves(unit: UnitRow) -> tuple[str, str] | None:
 def labels(
     category: str, family: str, rating: int, unit: UnitRow, *, lane: str = "codegen", mode: str = "code_only"
 ) -> dict[str, Any]:
-    """Return the labels of a row that people wrote."""
+    """Return the labels of a row written by people."""
     return {
         "category": category,
         "lane": lane,

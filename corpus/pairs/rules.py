@@ -17,7 +17,9 @@ from corpus.pairs.test_for import TestFor
 from shared.errors import Code, InvalidRequest
 
 GROUP = "mens.pairs"
-"""Entry points of other packages: a rule's name → a callable without parameters that makes a rule."""
+"""Entry point group for other packages: each rule's name stands for a callable without parameters that returns the
+rule.
+"""
 _KINDS: tuple[Callable[[], PairRule], ...] = (
     Implement, FromDocstring, Explain, TestFor, Complete, Fix, DocsQa, DescribedQuery,
 )  # fmt: skip
@@ -30,7 +32,7 @@ def installed_rules() -> list[str]:
 
 
 def load_rules(names: Sequence[str]) -> list[PairRule]:
-    """Return the rules with these names; all for no name.
+    """Return the rules with these names; all rules if no names are given.
 
     Raises:
         InvalidRequest: ``CORPUS_RULE_UNKNOWN``.
@@ -44,6 +46,6 @@ def _load(name: str) -> PairRule:
     for point in entry_points(group=GROUP, name=name):
         rule: PairRule = point.load()()
         return rule
-    message = f"No rule has the name {name[:80]!r}; installed are: {', '.join(installed_rules())}."
+    message = f"No rule is called {name[:80]!r}; installed are: {', '.join(installed_rules())}."
     remedy = "Correct the name, or install a package with an entry point `mens.pairs` of this name."
     raise InvalidRequest(Code.CORPUS_RULE_UNKNOWN, message, remedy=remedy, param="rules")

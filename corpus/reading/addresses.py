@@ -1,4 +1,4 @@
-"""Addresses of sources: from a name to a URL, which never leaves this process."""
+"""Addresses of sources: maps a name to a URL, which never leaves this process."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TESTED = ("postgresql", "sqlite")
 
 @dataclass(frozen=True)
 class SourceAddress:
-    """Where a source is.
+    """Address of a source.
 
     Attributes:
         name: the source's name, for provenance.
-        url: with user and password, so that it is in no representation of this object.
+        url: URL with user and password; therefore left out of this object's ``repr``.
     """
 
     name: str
@@ -31,7 +31,7 @@ class SourceAddress:
 
     @property
     def place(self) -> str:
-        """Database and host, without user, password and options."""
+        """Host and database, without user, password and options."""
         if self.is_sqlite:
             return f"sqlite:{Path(self.url.database or '').name}"
         port = f":{self.url.port}" if self.url.port else ""
@@ -47,7 +47,7 @@ class SourceAddress:
 
 
 def find_address(source: str, configured: Mapping[str, SecretStr], folder: Path = Path()) -> SourceAddress:
-    """Return the address of a source: of a configured name, or of an SQLite file's path.
+    """Return the address of a source, from a configured name or the path of an SQLite file.
 
     Raises:
         NotFound: ``CORPUS_SOURCE_UNKNOWN``.
@@ -58,7 +58,7 @@ def find_address(source: str, configured: Mapping[str, SecretStr], folder: Path 
     if source.endswith(SQLITE_ENDINGS):
         path = (folder / source).absolute()
         return SourceAddress(path.stem, URL.create("sqlite", database=str(path)))
-    names = f"It has: {', '.join(sorted(configured))}." if configured else "It is not set."
+    names = f"It contains: {', '.join(sorted(configured))}." if configured else "It is not set."
     raise NotFound(
         Code.CORPUS_SOURCE_UNKNOWN,
         f"The source {source!r} is not in MENS_CORPUS_SOURCES. {names}",
@@ -80,7 +80,10 @@ def address_of(source: str, url: str, variable: str) -> SourceAddress:
         raise InvalidRequest(
             Code.SETTINGS_INVALID,
             f"{variable}: the address of {source!r} is not a URL.",
-            remedy="Write postgresql://user:password@host:5432/database or sqlite:////path/file.db; percent-encode a password.",
+            remedy=(
+                "Write postgresql://user:password@host:5432/database or sqlite:////path/file.db; percent-encode a "
+                "password."
+            ),
             param=variable,
         ) from None
     return SourceAddress(source, parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername)))

@@ -1,4 +1,4 @@
-"""Reads a table without being able to change it: one transaction is one state of the data."""
+"""Reads a table in read-only transactions, each of which sees one state of the data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OPTIONS = {
     "tcp_user_timeout": 30_000,
 }
 _JSON_TYPES = frozenset({114, 3802})
-"""Types of PostgreSQL whose values may be lists."""
+"""PostgreSQL's JSON types, whose values may be lists."""
 # What the server says about a statement names columns; what it says about data (classes 22 and 23) quotes values.
 _QUOTABLE = ("42", "25", "0A")
 _CONNECTION_CLASSES = ("08", "28", "3D", "53", "57", "58")
@@ -45,8 +45,8 @@ class SourceTime(NamedTuple):
 
     Attributes:
         now: its time.
-        oldest: begin of the oldest transaction that may still write; None without one.
-        sees_all: whether transactions of other users are visible to this one.
+        oldest: start of the oldest transaction that may still write; None without one.
+        sees_all: whether this user can see other users' transactions.
     """
 
     now: datetime
@@ -56,14 +56,14 @@ class SourceTime(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the query: its name, and whether its lists are JSON, not arrays."""
+    """Column of the query: its name, and whether lists in it are JSON rather than arrays."""
 
     name: str
     is_json: bool = False
 
 
 class Query(NamedTuple):
-    """A query as a table: conditions on its columns with ``?`` for each value, and what follows them."""
+    """A query used as a table: conditions on its columns with ``?`` for each value, and the clauses that follow them."""
 
     sql: str
     conditions: tuple[str, ...] = ()
@@ -92,9 +92,9 @@ class SourceDatabase:
             ) from None
 
     def time(self) -> SourceTime:
-        """Return the source's clock. It has to be read before the snapshot that it limits.
+        """Return the source's clock. Read it before taking the snapshot that it limits: a transaction that ends between
+        the two is then either visible or counted as running.
 
-        A transaction that ends between the two is then visible or counted as running, never neither.
         """
         if not self.address.is_postgresql:
             return SourceTime(datetime.now(UTC))
@@ -166,7 +166,9 @@ class SourceDatabase:
         return Unavailable(
             Code.CORPUS_SOURCE_UNREACHABLE,
             f"The source {self.address.name!r} ({self.address.place}) does not respond: {reason}.",
-            remedy="Check the address, its password and the network, then pull again: it continues where it was.",
+            remedy=(
+                "Check the address, its password and the network, then pull again: the pull continues where it stopped."
+            ),
             param="pull.source",
         )
 
@@ -187,12 +189,12 @@ class Snapshot:
             return [Column(part[0], part[1] in _JSON_TYPES) for part in result.cursor.description or ()]
 
     def rows(self, head: str, query: Query) -> list[Any]:
-        """Return all rows of a statement that begins with ``head``."""
+        """Return all rows of the query, selected with ``head``."""
         with self._database.errors():
             return list(self._execute(head, query).fetchall())
 
     def pages(self, query: Query, *, rows: int) -> Iterator[Sequence[Any]]:
-        """Yield the rows of a query, some at a time. The server sorts once for all pages."""
+        """Yield the rows of a query in pages. The server sorts once for all pages."""
         with self._database.errors():
             parts = self._execute("SELECT *", query, stream_results=True, max_row_buffer=rows).partitions(rows)
         while True:

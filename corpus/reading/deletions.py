@@ -1,4 +1,4 @@
-"""Rows that were pulled and that the query no longer gives: a watermark does not show deletions."""
+"""Rows that were pulled and that the query no longer returns: a watermark does not show deletions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GONE_NAME = "gone.jsonl"
 
 
 def compare_keys(spec: PullSpec, address: SourceAddress, folder: Path) -> int:
-    """Write the keys of pulled rows that the query no longer gives. Returns their number.
+    """Write the keys of pulled rows that the query no longer returns. Returns their number.
 
     Raises:
         InvalidRequest: ``CORPUS_QUERY_INVALID``.

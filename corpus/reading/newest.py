@@ -1,4 +1,4 @@
-"""A training file of the newest version of each pulled row: a pull adds versions and never changes those before."""
+"""A training file with the newest version of each pulled row: a pull adds versions and never changes earlier ones."""
 
 from __future__ import annotations
 

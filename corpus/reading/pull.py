@@ -2,8 +2,9 @@
 
     time of the source ─► snapshot ─► pages in the order (watermark, key) ─► row template ─► secrets, personal data ─► shards ─► state
 
-Rows are read up to an upper end: now minus the lag, and not beyond the beginning of a transaction that still runs, because a row may be committed later
-than the time that it carries. The next pull begins ``lag`` before the last row and leaves out the versions that it has.
+Rows are read up to an upper end: the present time minus the lag, but not beyond the start of the oldest running
+transaction, because a row may be committed later than its own timestamp. The next pull begins ``lag`` before the last
+row and skips versions that it already has.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from shared.host import disk_errors
 STAGE = "pull"
 VERSION = 1
 SNAPSHOT_SECONDS = 900.0
-"""Longest transaction: a longer one would keep the server from removing old versions of all its rows."""
+"""Longest duration of a transaction: a longer one would keep the server from vacuuming old row versions."""
 NULL_VALUE = "NULL_VALUE"
 
 
@@ -59,11 +60,11 @@ class PullReport:
     """Outcome of a pull.
 
     Attributes:
-        rows: rows that this pull added; total: rows in the folder.
-        seen: rows that were read again within the lag and had been pulled before.
-        dropped: rows that were left out, by reason.
-        redactions: replaced values, by kind.
-        notes: what the caller should know.
+        rows: number of rows that this pull added; ``total`` is the number of rows in the folder.
+        seen: number of rows read again because of the lag that had been pulled before.
+        dropped: number of rows left out, by reason.
+        redactions: number of replaced values, by kind.
+        notes: notes for the caller.
     """
 
     rows: int = 0
@@ -87,12 +88,13 @@ def pull(
     shard_bytes: int = MAX_SHARD_BYTES,
     restart: bool = False,
 ) -> PullReport:
-    """Add the rows that are new since the last pull to a folder, or without a watermark pull all of them again.
+    """Add the rows that are new since the last pull to a folder; without a watermark, pull all rows again.
 
     Args:
-        redaction_key: key of the placeholders; None draws one.
-        rules_folder: where the paths of redaction rules start.
-        restart: whether a folder whose query or redaction has changed is pulled again as a whole, instead of refused.
+        redaction_key: key of the placeholders; None generates a random one.
+        rules_folder: folder that paths of redaction rules are relative to.
+        restart: whether a folder whose query or redaction has changed is pulled again as a whole; if not, it is
+            refused.
         snapshot_seconds: time after which the pull continues in a new transaction.
 
     Raises:
@@ -152,7 +154,9 @@ class _Pull:
         self._noted: set[bytes] = set()
         self._stages = [stage_mark(STAGE, self.stage_key)]
         if not self.database.is_tested:
-            self.report.notes.append(f"{address.url.get_backend_name()} is not tested; PostgreSQL and SQLite are.")
+            self.report.notes.append(
+                f"{address.url.get_backend_name()} is untested; only PostgreSQL and SQLite are tested."
+            )
 
     def run(self, snapshot_seconds: float) -> PullReport:
         """Read snapshot after snapshot until one was read to its end."""
@@ -180,7 +184,7 @@ class _Pull:
         return self.report
 
     def _read(self, window: PullWindow, deadline: float, stack: ExitStack) -> Sequence[Any] | None:
-        """Read a window. Returns the order's values of the last row if the time was over before the end."""
+        """Read a window. Returns the last row's values in the order columns if time ran out before the end."""
         template = RowTemplate(self.spec.row, window.columns)
         seen = self._seen(window)
         last: Sequence[Any] | None = None
@@ -193,7 +197,7 @@ class _Pull:
         return None
 
     def _seen(self, window: PullWindow) -> set[bytes]:
-        """Return versions that were pulled before and that the window may show again; note those that were left out."""
+        """Return earlier versions that the window may contain again; record those that were left out."""
         seen: set[bytes] = set()
         if window.watermark is None:
             return seen
@@ -222,13 +226,16 @@ class _Pull:
                 raise InvalidRequest(
                     Code.CORPUS_KEY_NOT_UNIQUE,
                     f"A column of the key ({', '.join(self.spec.key)}) is null.",
-                    remedy="Name columns that are never null, such as the primary key, or leave such rows out in the query.",
+                    remedy=(
+                        "Name columns that are never null, such as the primary key, or leave such rows out in the "
+                        "query."
+                    ),
                     param="pull.key",
                 )
         self._refuse_private_keys(window, page)
 
     def _refuse_private_keys(self, window: PullWindow, page: Sequence[Any]) -> None:
-        """State and provenance hold keys as they are, so a key must be neither personal data nor a secret."""
+        """Refuse keys that are personal data or secrets, because state and provenance store keys unredacted."""
         texts = [value for row in page for value in window.key(row) if isinstance(value, str)]
         what = "secrets" if texts_with_secrets(texts) else ""
         if not what and texts and self._personal_data.redactors.redact(texts).counts:
@@ -236,15 +243,18 @@ class _Pull:
         if what:
             raise InvalidRequest(
                 Code.CORPUS_COLUMN_UNSUPPORTED,
-                f"The key ({', '.join(self.spec.key)}) holds {what}, which state and provenance would keep.",
-                remedy="Name another unique key, such as a number or a UUID, or a digest of this one: `md5(email) AS key`.",
+                f"The key ({', '.join(self.spec.key)}) contains {what}, which would be stored in the state and the "
+                "provenance.",
+                remedy=(
+                    "Name another unique key, such as a number or a UUID, or a digest of this one: `md5(email) AS key`."
+                ),
                 param="pull.key",
             )
 
     def _rows(
         self, window: PullWindow, template: RowTemplate, page: Sequence[Any], seen: set[bytes]
     ) -> Iterator[tuple[dict[str, Any], Provenance]]:
-        """Yield the rows of a page that are written, with their provenance, after all filters."""
+        """Yield the rows of a page that pass all filters, with their provenance."""
         rows, locators = [], []
         for values in page:
             locator = window.locator(values)
@@ -296,7 +306,7 @@ class _Pull:
             self.report.rows += 1
 
     def _leave_out(self, reason: str, locator: dict[str, Any]) -> None:
-        """Count a version that is not written. The versions of its key before it count no longer."""
+        """Count a version that is not written. Earlier versions of its key no longer count."""
         self.report.dropped[str(reason)] += 1
         # A pull without a watermark reads all rows again, so it has no version before.
         if self.spec.watermark and (version := version_of(locator)) not in self._noted:
@@ -315,7 +325,7 @@ class _Pull:
         return stack.enter_context(self._writer)
 
     def _save(self, writer: StageWriter | None) -> None:
-        """Write the state: all shards that are complete, of which the last one ends with the row written last."""
+        """Write the state: all complete shards; the last of them ends with the row written last."""
         written = self._written
         if writer:
             if written and len(writer.finished) > len(self.state.shards):
@@ -349,7 +359,9 @@ class _Pull:
         return InvalidRequest(
             Code.CORPUS_SOURCE_EMPTY,
             f"The query gave no training rows{f': {reasons}' if reasons else ''}.{young}",
-            remedy="Run the SELECT in a client of the database; with a watermark, `--lag 0s` takes the youngest rows too.",
+            remedy=(
+                "Run the SELECT in a client of the database; with a watermark, `--lag 0s` also takes the newest rows."
+            ),
             param="pull.sql",
         )
 

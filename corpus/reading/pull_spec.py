@@ -20,7 +20,7 @@ _STATEMENT = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:select|with|values|tabl
 
 
 class PullSpec(BaseModel):
-    """A query on a table and how its rows become training rows. It never holds an address."""
+    """A query on a table, and the template that turns its rows into training rows. It never contains an address."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,9 +28,11 @@ class PullSpec(BaseModel):
     sql: str = Field(min_length=1, description="One SELECT, or the path of a .sql file with it.")
     key: Annotated[list[str], Field(min_length=1, description="Columns that identify a row: unique, never null.")]
     watermark: str | None = Field(
-        None, description="Column with the time of the last change; without it each pull is whole."
+        None, description="Column with the time of the last change; without it, each pull reads all rows."
     )
-    lag: float = Field(600, ge=0, description="Rows younger than this are left for the next pull; 90, 10m, 2h or 1d.")
+    lag: float = Field(
+        600, ge=0, description="Rows newer than this are left for the next pull; for example 90, 10m, 2h or 1d."
+    )
     row: dict[str, Any] = Field(
         default={"prompt": "{{ item.prompt }}", "response": "{{ item.response }}"},
         min_length=1,
@@ -81,7 +83,7 @@ class PullSpec(BaseModel):
         return [self.watermark, *self.key] if self.watermark else list(self.key)
 
     def digest(self, rules: Mapping[str, str]) -> str:
-        """Return SHA-256 over all that decides which rows there are and how they are written.
+        """Return the SHA-256 of everything that determines the rows and how they are written.
 
         Args:
             rules: digest of each file of redaction rules.
@@ -101,6 +103,6 @@ def _statement(written: str, folder: Path) -> str:
     statement = written.strip().removesuffix(";").rstrip()
     if not _STATEMENT.match(statement):
         message = "The query is not a SELECT."
-        remedy = "Write one SELECT that returns a row per training row; pulls only read."
+        remedy = "Write a single SELECT that returns one row per training row; pulls never write."
         raise InvalidRequest(Code.CORPUS_QUERY_INVALID, message, remedy=remedy, param="pull.sql")
     return statement

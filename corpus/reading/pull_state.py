@@ -1,4 +1,6 @@
-"""State of a pull: from where the next one continues. It lies next to the shards and is written after them."""
+"""State of a pull: the position from which the next one continues. It is stored next to the shards and written after
+them.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,15 @@ class PullState(msgspec.Struct, kw_only=True):
 
     Attributes:
         source, place: name of the source; its host and database.
-        query_sha256: digest of the query and of everything else that decides what the rows are.
-        last: the row in the shards with the greatest watermark, or without one the last row.
+        query_sha256: digest of the query and of everything else that determines the rows.
+        last: the row in the shards with the greatest watermark; without a watermark, the last row.
         newest: greatest watermark of each shard.
-        complete: whether the last pull read all that there was.
-        rows: rows in the shards.
-        snapshots: transactions that the last pull took.
-        left_out: bytes of ``left_out.jsonl`` that count (``versions.py``).
-        compared: rows in the shards when keys were last compared (``deletions.py``); rows after them are newer than that.
+        complete: whether the last pull read to the end.
+        rows: number of rows in the shards.
+        snapshots: number of transactions of the last pull.
+        left_out: number of bytes of ``left_out.jsonl`` that are valid (``versions.py``).
+        compared: number of rows in the shards when keys were last compared (``deletions.py``); later rows are newer
+            than that comparison.
     """
 
     schema: int = 1
@@ -73,7 +76,7 @@ def read_state(folder: Path) -> PullState | None:
 
 
 def check_state(state: PullState, source: str, place: str, query_sha256: str, folder: Path) -> None:
-    """Refuse to continue with another query or database, or without the files that are in the state.
+    """Refuse to continue with a different query or database, or if files named in the state are missing.
 
     Raises:
         Conflict: ``CORPUS_STATE_MISMATCH``.
@@ -102,9 +105,10 @@ def write_state(folder: Path, state: PullState) -> None:
 
 
 def version_of(locator: Mapping[str, Any]) -> bytes:
-    """Return what identifies a version of a row: its key and its watermark.
+    """Return the identity of a row version: its key and its watermark.
 
-    A digest of its content is not used: who has the redacted row could confirm guesses of what was redacted with it.
+    A digest of its content is not used, because it would let a reader of the redacted row confirm guesses of the
+    redacted data.
     """
     return canonical_json([locator["key"], locator.get("watermark")])
 
@@ -116,7 +120,11 @@ def pulled_rows(folder: Path, shards: list[Shard]) -> Iterator[Provenance]:
 
 
 def _mismatch(folder: Path, reason: str) -> Conflict:
-    kept = f" Copy {RETRACTED_NAME} into the new folder first, or its keys come back." if has_retracted(folder) else ""
+    kept = (
+        f" Copy {RETRACTED_NAME} into the new folder first, or the retracted rows come back."
+        if has_retracted(folder)
+        else ""
+    )
     return Conflict(
         Code.CORPUS_STATE_MISMATCH,
         f"{folder} belongs to another pull: {reason}.",

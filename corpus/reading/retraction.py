@@ -1,4 +1,4 @@
-"""Retraction: keys of a table whose rows never come again, and the training files that have rows of them."""
+"""Retraction: keys of a table whose rows must never be used again, and the training files that contain such rows."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from shared.hashing import canonical_json, digest_file
 
 
 class AffectedFile(msgspec.Struct):
-    """A file with rows that were made of retracted keys.
+    """A file with rows made from retracted keys.
 
     Attributes:
-        path: path of the rows.
-        sha256: the file's SHA-256; adapters that were trained on it have it in their manifest.
-        rows: number of such rows.
+        path: the file's path.
+        sha256: the file's SHA-256, which is in the manifest of adapters trained on it.
+        rows: number of rows made from retracted keys.
     """
 
     path: str
@@ -64,7 +64,7 @@ def parse_keys(path: Path) -> list[list[Any]]:
 
 
 def retract(folder: Path, keys: Sequence[list[Any]]) -> int:
-    """Add keys to those whose rows never come again. Returns the number of new ones.
+    """Add keys to the retracted keys. Returns the number of new ones.
 
     Raises:
         NotFound: ``CORPUS_SOURCE_MISSING``: the folder does not hold a pull.
@@ -74,7 +74,7 @@ def retract(folder: Path, keys: Sequence[list[Any]]) -> int:
         raise NotFound(
             Code.CORPUS_SOURCE_MISSING,
             f"{folder} does not hold a pull.",
-            remedy="Name the folder that `mens corpus pull` or a build has written, such as corpus/pulled.",
+            remedy="Name the folder that `mens corpus pull` or a build wrote, such as corpus/pulled.",
             param="folder",
         )
     with claimed(folder, is_folder=True):
@@ -86,7 +86,7 @@ def retract(folder: Path, keys: Sequence[list[Any]]) -> int:
 
 
 def find_unmatched(folder: Path, keys: Sequence[list[Any]]) -> list[list[Any]]:
-    """Return the keys that no version of a row in the folder of a pull has, such as ``"2"`` where the table has 2."""
+    """Return the keys that no row version in the pull's folder has, such as ``"2"`` where the table has 2."""
     state = read_state(folder)
     missing = {canonical_json(key): key for key in keys}
     pulled = (provenance.locator.get("key") for provenance in pulled_rows(folder, state.shards if state else []))
@@ -98,11 +98,11 @@ def find_unmatched(folder: Path, keys: Sequence[list[Any]]) -> list[list[Any]]:
 def find_affected(
     folder: Path, corpus: Path, keys: Sequence[list[Any]], skipped: list[Path] | None = None
 ) -> Iterator[AffectedFile]:
-    """Yield the files below a folder that have rows made of these keys of a pull.
+    """Yield the files below a folder that have rows made from these keys of a pull.
 
     Args:
-        folder: the pull's folder, which names its source.
-        skipped: receives the files that have the name of a file of provenance, and another content.
+        folder: the pull's folder, whose state names the source.
+        skipped: receives files that are named like provenance files but are not.
     """
     state = read_state(folder)
     source = next((provenance.source for provenance in pulled_rows(folder, state.shards)), None) if state else None

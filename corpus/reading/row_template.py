@@ -1,4 +1,4 @@
-"""Training rows from the rows of a table, by a template of the row."""
+"""Conversion of a table's rows into training rows, by a template."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from shared.graders.templates import pieces, value_at
 CONTENT_KEYS = frozenset(
     {"messages", "prompt", "response", "instruction", "output", "input", "completion", "context", "system"}
 )
-"""Keys whose values are texts; a label such as ``rating`` keeps the type of its column."""
+"""Keys whose values are always texts; a label such as ``rating`` keeps the type of its column."""
 
 Leaf = Callable[[Sequence[Any]], Any]
 
 
 class MissingValue(Exception):
-    """A column that the text of a row needs is null."""
+    """A column that a row's text needs is null."""
 
 
 class RowTemplate:
     """Fills in a template of a row.
 
     Args:
-        row: the template; strings may hold ``{{ item.column }}``.
-        columns: those of the query.
+        row: the template; strings may contain ``{{ item.column }}``.
+        columns: the query's columns.
 
     Raises:
         InvalidRequest: ``CORPUS_RECIPE_INVALID``: a template names a column that the query does not have, or is not closed.
@@ -47,7 +47,7 @@ class RowTemplate:
             ) from None
 
     def fill(self, values: Sequence[Any]) -> dict[str, Any]:
-        """Return the training row of a table's row. A label whose column is null is left out.
+        """Return the training row for a table's row. A label whose column is null is left out.
 
         Raises:
             MissingValue: a column is null where a text needs it.
@@ -87,7 +87,10 @@ class RowTemplate:
             raise InvalidRequest(
                 Code.CORPUS_RECIPE_INVALID,
                 f"`pull.row.{key}` uses {'.'.join(map(str, path))}, which is not a column of the query.",
-                remedy=f"The query has: {', '.join(self._columns)}. Write {{{{ item.COLUMN }}}}, or name the column with AS.",
+                remedy=(
+                    f"The query has: {', '.join(self._columns)}. Write {{{{ item.COLUMN }}}}, or name the column "
+                    "with AS."
+                ),
                 param=f"pull.row.{key}",
             )
         number, column = self._columns[str(name)]

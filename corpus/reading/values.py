@@ -1,4 +1,4 @@
-"""Values of columns as JSON, and times as watermarks."""
+"""Conversion of column values to JSON, and of times to watermarks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TimeForm(StrEnum):
 
 
 class Watermark:
-    """The form of a watermark column, learnt from one of its values.
+    """The format of a watermark column, determined from one of its values.
 
     Args:
         sample: a value of the column.
@@ -90,7 +90,7 @@ class Watermark:
         return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
 
     def bound(self, moment: datetime) -> Any:
-        """Return a time in the column's form, to compare it with."""
+        """Return a time in the column's format, for comparison with its values."""
         if self.form is TimeForm.AWARE:
             return moment
         if self.form is TimeForm.NAIVE:
@@ -109,7 +109,7 @@ class Watermark:
         """Refuse texts that do not sort by time.
 
         Args:
-            forms: forms of the column's values: what stands between date and time, and the zone.
+            forms: formats of the column's values: the separator between date and time, and the time zone.
 
         Raises:
             InvalidRequest: ``CORPUS_COLUMN_UNSUPPORTED``.
@@ -119,7 +119,8 @@ class Watermark:
         if len(separators) > 1:
             written = " and ".join(map(repr, separators))
             raise self._unsupported(
-                f"some of its texts have {written} between date and time, so they do not sort by time; write one, such as "
+                f"some of its texts have {written} between date and time, so they do not sort by time; write one, "
+                "such as "
                 f"`replace({self._name}, 'T', ' ') AS {self._name}`"
             )
         if others := [zone for zone in zones if zone.lstrip("+-").strip("0:") not in ("", "Z")]:
@@ -148,6 +149,9 @@ class Watermark:
         return InvalidRequest(
             Code.CORPUS_COLUMN_UNSUPPORTED,
             f"The column {self._name!r} cannot be a watermark: {reason}.",
-            remedy="Name a column with the time of each row's last change: a timestamp, a date, seconds since 1970, or ISO text in UTC.",
+            remedy=(
+                "Name a column with the time of each row's last change: a timestamp, a date, seconds since 1970, or "
+                "ISO text in UTC."
+            ),
             param=self._name,
         )

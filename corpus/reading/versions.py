@@ -1,7 +1,8 @@
-"""Versions of pulled rows: which row of a key counts. Memory holds 24 bytes per version, never a key or a text.
+"""Versions of pulled rows: decides which row of a key counts. A version takes 24 bytes of memory; keys and texts are
+not held.
 
-A version ends those of its key before it. A version that was left out, a deletion that ``--full`` found, and a
-person's wish that a key never comes again do the same: these are marks, each at a place between two rows.
+A version replaces the earlier versions of its key. A version that was left out, a deletion that ``--full`` found, and a
+retraction also end the earlier versions: these are marks, each at a position between two rows.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from shared.hashing import canonical_json
 from shared.host import disk_errors
 
 LEFT_OUT_NAME = "left_out.jsonl"
-"""Versions that were read and not written, in the order of the pulls: key, watermark, rows of the folder before it."""
+"""File of versions that were read but not written, in the order of the pulls: key, watermark, number of rows in the
+folder before it.
+"""
 NEVER = 1 << 61
-"""Place after all rows."""
+"""Position after all rows."""
 _DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
 _decode_version = msgspec.json.Decoder(tuple[list[Any], Any, int]).decode
 
 
 class KeyEvents:
-    """Rows and marks of keys, each with its place in time. Keys are held as digests of 128 bits."""
+    """Rows and marks of keys, each with its position in time. Keys are held as 128-bit digests."""
 
     def __init__(self) -> None:
         self._digests = bytearray()
@@ -45,7 +48,7 @@ class KeyEvents:
         self._add(key, 2 * number + 1)
 
     def add_mark(self, key: list[Any], rows: int) -> None:
-        """Add the end of a key's versions in the first rows."""
+        """Add a mark that ends a key's versions among the first ``rows`` rows."""
         self._add(key, 2 * rows)
 
     def last(self) -> NDArray[np.bool_]:
@@ -79,7 +82,7 @@ def rows_of(folder: Path, shards: list[Shard]) -> KeyEvents:
 
 
 def read_left_out(folder: Path) -> Iterator[tuple[list[Any], Any, int]]:
-    """Yield the versions that were left out: key, watermark, rows of the folder before it."""
+    """Yield the versions that were left out: key, watermark, number of rows in the folder before it."""
     path = folder / LEFT_OUT_NAME
     if path.is_file():
         with path.open("rb") as file:
@@ -87,7 +90,7 @@ def read_left_out(folder: Path) -> Iterator[tuple[list[Any], Any, int]]:
 
 
 def read_keys(path: Path) -> Iterator[list[Any]]:
-    """Yield the keys of a file with one JSON list per line; nothing if it does not exist."""
+    """Yield the keys of a file with one JSON list per line; none if the file does not exist."""
     if path.is_file():
         with path.open("rb") as file:
             yield from (msgspec.json.decode(line, type=list[Any]) for line in file if not line.isspace())
@@ -97,7 +100,7 @@ class LeftOutVersions:
     """Writes versions that are left out. Lines after the last :meth:`flush` do not count.
 
     Args:
-        size: bytes of the file that count.
+        size: number of bytes of the file that are valid.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
@@ -115,7 +118,7 @@ class LeftOutVersions:
         self._lines.append(msgspec.json.encode((key, watermark, rows)) + b"\n")
 
     def flush(self) -> int:
-        """Write what was noted to the disk. Returns the size of the file."""
+        """Write the recorded versions to disk. Returns the size of the file."""
         if self._lines:
             with disk_errors(), self._path.open("ab") as file:
                 file.writelines(self._lines)

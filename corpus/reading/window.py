@@ -14,18 +14,18 @@ from shared.errors import Code, InvalidRequest
 
 
 class PullWindow:
-    """The rows of a query that one snapshot has to give.
+    """The rows of a query that one snapshot must return.
 
     Args:
         now: the source's clock, read before the snapshot was taken.
         last: the last row of earlier pulls.
-        after: values of the order's columns after which an earlier snapshot of this pull ended.
+        after: values of the order columns at which an earlier snapshot of this pull ended.
 
     Attributes:
         watermark: form of the watermark; None without one, or if the query has no rows.
-        low: lower end, which is closed: the last row's time less the lag, in the watermark's form.
-        is_empty: whether there is nothing to read.
-        notes: what the caller should know.
+        low: lower end (included): the last row's time minus the lag, in the watermark's format.
+        is_empty: whether the window contains no rows.
+        notes: notes for the caller.
 
     Raises:
         InvalidRequest: ``CORPUS_QUERY_INVALID``, ``CORPUS_KEY_NOT_UNIQUE``, ``CORPUS_WATERMARK_NULL``,
@@ -94,7 +94,10 @@ class PullWindow:
             raise InvalidRequest(
                 Code.CORPUS_WATERMARK_NULL,
                 f"The watermark {spec.watermark!r} is null in some rows.",
-                remedy=f"Give them a time in the query, such as COALESCE({spec.watermark}, created_at) AS {spec.watermark}.",
+                remedy=(
+                    f"Give those rows a time in the query, such as COALESCE({spec.watermark}, created_at) AS "
+                    f"{spec.watermark}."
+                ),
                 param="pull.watermark",
             )
         ((greatest,),) = self._snapshot.rows(f"SELECT max({name})", Query(spec.sql))
@@ -111,17 +114,18 @@ class PullWindow:
         if now.oldest and now.oldest < upper:
             upper = now.oldest
             self.notes.append(
-                f"A transaction has been running since {now.oldest:%H:%M:%S %Z}; rows after that are left for the next pull."
+                f"A transaction has been running since {now.oldest:%H:%M:%S %Z}; rows after that are left for the "
+                "next pull."
             )
         if not now.sees_all:
             self.notes.append(
-                "Transactions of other users are not visible to this role, so only the lag protects rows that are committed late. "
-                "GRANT pg_read_all_stats shows them."
+                "This role cannot see other users' transactions, so only the lag covers rows that are committed "
+                "late. GRANT pg_read_all_stats makes them visible."
             )
         if watermark.form is TimeForm.NAIVE:
-            self.notes.append(f"{spec.watermark} has no time zone and counts as UTC.")
+            self.notes.append(f"{spec.watermark} has no time zone and is taken as UTC.")
         if watermark.moment(greatest) >= upper:
-            self.notes.append(f"Rows younger than {_duration(spec.lag)} are left for the next pull.")
+            self.notes.append(f"Rows newer than {_duration(spec.lag)} are left for the next pull.")
         if last is not None:
             bound = watermark.bound(watermark.moment(last.watermark) - timedelta(seconds=spec.lag))
             # Back from the column's form, which may be coarser, such as a day: all rows from the bound on are read again.
@@ -142,11 +146,11 @@ class PullWindow:
 
 
 def key_not_unique(key: Sequence[str]) -> InvalidRequest:
-    """Return the error of two rows with the same key."""
+    """Return the error for two rows with the same key."""
     return InvalidRequest(
         Code.CORPUS_KEY_NOT_UNIQUE,
         f"Two rows of the query have the same key ({', '.join(key)}).",
-        remedy="Name columns that identify a row, such as the primary key; after a JOIN that takes the keys of both tables.",
+        remedy="Name columns that identify a row, such as the primary key; after a JOIN, the keys of both tables.",
         param="pull.key",
     )
 

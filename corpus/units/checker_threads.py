@@ -1,4 +1,4 @@
-"""Threads that each have a checker's process, which does the work; results come in the order of the items."""
+"""Threads that each drive a checker process, which does the work; results are in the order of the items."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ U = TypeVar("U")
 
 
 class CheckerThreads:
-    """A context manager, whose end ends the processes.
+    """A context manager that ends the processes when it is left.
 
     Args:
-        processes: how many; None: one for each processor.
+        processes: number of processes; None: one per processor.
     """
 
     def __init__(self, processes: int | None = None) -> None:
@@ -38,7 +38,7 @@ class CheckerThreads:
         self._stack.close()
 
     def map(self, work: Callable[[ContainedCheckers, T], U], items: Iterable[T]) -> Iterator[tuple[T, U]]:
-        """Yield each item with its result, in order; a few items are worked on ahead."""
+        """Yield each item with its result, in order; a few items are processed ahead."""
 
         def run(item: T) -> U:
             if not hasattr(self._own, "checkers"):

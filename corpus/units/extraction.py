@@ -1,4 +1,6 @@
-"""Stage ``extract``: files → units. Each file is divided in a checker's process, and units are written in the order of files."""
+"""Stage ``extract``: files → units. Each file is divided in a checker process, and units are written in the order of
+files.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +31,16 @@ from shared.errors import Code, InvalidRequest
 
 STAGE = "extract"
 VERSION = 1
-"""Raised when equal files would give other bytes."""
+"""Increase this when the same files would give different bytes."""
 MARKDOWN = "markdown"
 SUFFIXES = {"python": (".py",), MARKDOWN: (".md",), "sql": (".sql",)}
-"""Ends of the names of files, by language; for another language, a period and its name."""
+"""File suffixes by language; for other languages, the suffix is a period and the language's name."""
 _REASONS = {"syntax": LeftOut.NOT_COMPILING, "too_long": LeftOut.TOO_LONG, "time_limit": LeftOut.TIME_LIMIT}
 
 
 @dataclass(slots=True)
 class _FileUnits:
-    """Units of a file, and the counts of what was left out of it."""
+    """Units of a file, and counts of what was left out."""
 
     sha256: str = ""
     units: list[UnitRow] = field(default_factory=list)
@@ -53,7 +55,8 @@ class Extraction:
         paths: folders and files.
         languages: ``markdown``, and languages with a checker that divides files.
         license: an SPDX expression, for the provenance.
-        processes: how many files are divided at a time; None: one for each processor. The output does not depend on it.
+        processes: number of files that are divided at a time; None: one per processor. The output does not depend on
+            it.
 
     Raises:
         InvalidRequest: ``CHECKER_NOT_FOUND``.
@@ -72,7 +75,7 @@ class Extraction:
                 require_language(language)
 
     def parameters(self) -> dict[str, Any]:
-        """Return everything but the files that changes the output."""
+        """Return everything except the files that affects the output."""
         places = [
             [repository.top.name, repository.commit] if repository else [root.name]
             for root, repository in self._repositories.items()
@@ -209,7 +212,8 @@ def _empty(extraction: Extraction, files: int, left_out: dict[str, int]) -> Inva
     suffixes = [suffix for language in extraction.languages for suffix in SUFFIXES.get(language, (f".{language}",))]
     return InvalidRequest(
         Code.CORPUS_SOURCE_EMPTY,
-        f"No unit of {', '.join(extraction.languages)} in {names}: {files} files end with {' or '.join(suffixes)}; left out: {reasons}.",
+        f"No unit of {', '.join(extraction.languages)} in {names}: {files} files end with {' or '.join(suffixes)}; "
+        f"left out: {reasons}.",
         remedy="Name folders that hold such files, or another --language. Links and hidden folders are not followed.",
         param="paths",
     )

@@ -1,5 +1,5 @@
-"""Files of source trees, in an order that does not depend on the machine. Links are not followed, and files of others are
-left out.
+"""Files of source trees, in an order that does not depend on the machine. Links are not followed, and third-party files
+are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VENDORED = frozenset((
 ))  # fmt: skip
 """Folders with files of other projects. Folders whose name begins with a period are not read either."""
 MINIFIED_MEAN = 120
-"""Mean length of a line above which a file is not written by a person."""
+"""Mean line length above which a file is taken to be machine-written."""
 _HEAD_CHARACTERS = 4_000
 _GENERATED = re.compile(r"^[ \t]*(?:#|//|--|/?\*+|<!--|;).*(?:@generated|DO NOT EDIT)", re.MULTILINE)
 
@@ -33,7 +33,7 @@ class TreeFile:
     """A file that may have units.
 
     Attributes:
-        name: its path for people, with forward slashes.
+        name: its path for display, with forward slashes.
         root: the named folder or file through which it was found.
     """
 
@@ -43,10 +43,10 @@ class TreeFile:
 
 
 def find_files(roots: Sequence[Path], suffixes: tuple[str, ...], left_out: Counter[LeftOut]) -> list[TreeFile]:
-    """Return the files with one of the suffixes, by name; a file that is named twice is there once.
+    """Return the files with one of the suffixes, sorted by name; a file that is named twice is returned once.
 
     Args:
-        left_out: what is left out is counted here.
+        left_out: receives the counts of what is left out.
 
     Raises:
         NotFound: ``CORPUS_SOURCE_MISSING``.
@@ -67,7 +67,7 @@ def find_files(roots: Sequence[Path], suffixes: tuple[str, ...], left_out: Count
 
 
 def read_source(file: TreeFile) -> str | LeftOut:
-    """Return a file's text, or why it is left out."""
+    """Return a file's text, or the reason why it is left out."""
     try:
         with _open_regular(file.path) as opened:
             # A character has at most four bytes. A larger file is not read to its end.
@@ -86,7 +86,7 @@ def read_source(file: TreeFile) -> str | LeftOut:
 
 
 def digest_source(file: TreeFile) -> str:
-    """Return SHA-256 of a file's bytes; empty for a file that is not read."""
+    """Return the SHA-256 of a file's bytes; empty for a file that is not read."""
     try:
         with _open_regular(file.path) as opened:
             return digest_stream(opened)
@@ -118,7 +118,7 @@ def _refusal(text: str) -> LeftOut | None:
 
 
 def is_minified(text: str) -> bool:
-    """Return whether lines of code are too long to be written by a person; lines of prose may be."""
+    """Return whether lines of code are too long to have been written by a person; prose is exempt."""
     lines = [line for line in text.split("\n") if line.strip()]
     return bool(lines) and sum(map(len, lines)) / len(lines) > MINIFIED_MEAN
 
@@ -152,5 +152,5 @@ def _walk(root: Path, left_out: Counter[LeftOut]) -> Iterator[Path]:
 
 
 def _printable(path: Path) -> str:
-    """Return a path as valid Unicode, whatever bytes its names have."""
+    """Return a path as valid Unicode, even if its names contain invalid bytes."""
     return os.fsencode(path.as_posix()).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Divide a Markdown document into sections and fenced blocks, with the limits of the original system."""
+"""Divide a Markdown document into sections and fenced code blocks, within the limits of the original system."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shared.checkers.answers import FENCE, LANGUAGE_NAMES
 from shared.checkers.unit import Unit
 
 MIN_SECTION = 100
-"""Characters below which a section does not answer a question."""
+"""Minimum length of a section that can answer a question, in characters."""
 MIN_BLOCK = 20
 BLOCK_DIFFICULTY = 7
 SECTION_DIFFICULTY = 5
@@ -29,7 +29,7 @@ def is_excluded(text: str) -> bool:
 
 
 def find_sections(text: str) -> list[Unit]:
-    """Divide a document; lines end with a line feed. Sections end at the next heading of any level."""
+    """Divide a document whose lines end with a line feed. A section ends at the next heading of any level."""
     matter = _FRONT_MATTER.match(text)
     skipped = matter[0].count("\n") if matter else 0
     document = _Document()

@@ -1,4 +1,4 @@
-"""The line of a unit in a shard, and why files and units are left out."""
+"""The line of a unit in a shard, and the reasons why files and units are left out."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class LeftOut(StrEnum):
 
 
 class UnitRow(msgspec.Struct, kw_only=True, frozen=True):
-    """A unit as a stage writes it; the other attributes are those of :class:`shared.checkers.unit.Unit`.
+    """A unit as a stage writes it; the remaining attributes are those of :class:`shared.checkers.unit.Unit`.
 
     Attributes:
         id: the same for the same unit in every file and corpus.
-        path: path of its file, from the repository's root, or from the folder that was named.
+        path: path of its file, relative to the repository's root or to the named folder.
         richness: as :attr:`shared.checkers.unit.Unit.richness`.
         staleness: 0 to 3, one for each 90 days between the last commits of a document and of its repository.
-        checks: what was found out about the unit.
+        checks: findings about the unit.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""The Git repository of a folder: its commit, and the dates of its documents. Git is a child process."""
+"""The Git repository of a folder: its commit, and the dates of its documents. Git runs as a child process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Repository:
 
     Attributes:
         top: its root folder.
-        changed: seconds since 1970 of the last commit of each document, by path from the root.
+        changed: time of the last commit of each document, in seconds since 1970, by path relative to the root.
     """
 
     top: Path
@@ -30,13 +30,13 @@ class Repository:
     changed: Mapping[str, int] = field(default_factory=dict)
 
     def path_of(self, file: TreeFile) -> str:
-        """Return the path of a file from the root."""
+        """Return the path of a file relative to the root."""
         return os.fsencode(file.path.relative_to(self.top).as_posix()).decode(errors="replace")
 
     def staleness(self, path: str) -> int:
-        """Return 0 to 3: one for each 90 days between the last commits of a document and of the repository.
+        """Return 0 to 3: one for each 90 days between the last commits of a document and of its repository.
 
-        A date of today would give other rows tomorrow.
+        Today's date is not used, because the same input would give different rows tomorrow.
         """
         if path not in self.changed:
             return 0

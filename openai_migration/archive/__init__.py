@@ -1,4 +1,4 @@
-"""The archive of a provider's projects: what is fetched, how it is kept, and how it is read without the provider.
+"""The archive of a provider's projects: fetching it, storing it, and reading it without the provider.
 
 Start with `export.py`. Imports `shared`.
 """

@@ -1,4 +1,4 @@
-"""Content of an archive, read without OpenAI: objects of its lists, and the content of its files."""
+"""Content of an archive, read without access to OpenAI: objects of its lists, and the content of its files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ArchiveContents:
                 self._refused.append(entry)
 
     def projects(self) -> list[str]:
-        """Return the projects, by the variables of their keys."""
+        """Return the names of the projects, which are the variables of their keys."""
         return sorted({project for project, _ in self._entries})
 
     def refused(self) -> list[ArchiveEntry]:
@@ -65,13 +65,13 @@ class ArchiveContents:
         return value
 
     def tuned_models(self, project: str) -> list[str]:
-        """Return tuned models that OpenAI lists, and those of jobs, including checkpoints."""
+        """Return the tuned models that OpenAI lists and those that jobs name, including checkpoints."""
         listed = [str(model["id"]) for model in self.items(project, "models") if is_tuned(str(model["id"]))]
         made = [str(job["fine_tuned_model"]) for job in self.jobs(project) if job.get("fine_tuned_model")]
         return sorted({*listed, *made})
 
     def last_models(self, project: str) -> list[str]:
-        """Return the tuned models that are not checkpoints, those that end first before the others.
+        """Return the tuned models that are not checkpoints, in the order in which they end.
 
         Raises:
             ArtifactInvalid: the archive has no such project.

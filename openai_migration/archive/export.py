@@ -22,7 +22,7 @@ class ProjectExport:
         refused: requests that OpenAI refused; they are sent again by the next export.
         notes: lists that may be incomplete, and why.
         sent: requests of this run.
-        failure: why the project could not be read to its end; empty if it was.
+        failure: why the project could not be read completely; empty if it could.
     """
 
     project: str

@@ -1,8 +1,8 @@
 """The archive: a folder of raw response bodies, readable only by its owner, and the index that describes each one.
 
-A body is written next to its place and moved there; then a line of the journal records it. The manifest takes in the
-journal last. So a run that is killed anywhere leaves an archive that the next one completes, and an uninterrupted run
-gives the same archive except for its times.
+A body is written to a temporary file and renamed; then a line of the journal records it. At the end, the journal is
+merged into the manifest. So a run that is killed at any point leaves an archive that the next run completes; except for
+its times, the result equals that of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from shared.hashing import CHUNK_BYTES
 MANIFEST, JOURNAL, INVENTORY, RAW = "manifest.json", "journal.jsonl", "inventory.json", "raw"
 _PARTIAL, _LOCK = ".partial", ".lock"
 SECRECY = (
-    "It contains unchanged prompts, answers and training rows, so it is as secret as your training data. Only you can read "
+    "It contains unchanged prompts, answers and training rows, so it is as confidential as your training data. Only "
+    "you can read "
     "its files on this machine; protect copies equally. It contains no keys."
 )
 
@@ -64,7 +65,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """The index of an archive, by request.
 
     Attributes:
-        unfinished: by project, why it could not be read to its end; empty if everything was read.
+        unfinished: by project, the reason why it could not be read completely; empty if everything was read.
     """
 
     finished_at: str
@@ -121,7 +122,9 @@ class Archive:
         os.close(self._lock)
 
     def find(self, key: str) -> ArchiveEntry | None:
-        """Return the entry of a request whose body is here; None if it was never sent, was refused or lost its body."""
+        """Return the entry of a request whose body is here; None if the request was never sent or was refused, or its
+        body is lost.
+        """
         entry = self._entries.get(key)
         if entry is None or entry.is_refused:
             return None
@@ -144,7 +147,7 @@ class Archive:
             path.unlink(missing_ok=True)
 
     def add(self, entry: ArchiveEntry, body: BinaryIO | None) -> ArchiveEntry:
-        """Store a body under the entry's file, and then the entry, with the body's size and digest."""
+        """Store a body under the entry's file name, and then the entry with the body's size and digest."""
         if body is not None:
             body.flush()
             os.fsync(body.fileno())
@@ -158,7 +161,7 @@ class Archive:
         return entry
 
     def finish(self, unfinished: Mapping[str, str] | None = None) -> None:
-        """Write the manifest, which takes in the journal.
+        """Write the manifest, merging the journal into it.
 
         Args:
             unfinished: as in :class:`Manifest`; None keeps the current value.
@@ -171,12 +174,12 @@ class Archive:
 
 
 def is_archive(folder: Path) -> bool:
-    """Return whether a folder is an archive, finished or not."""
+    """Return whether a folder is a finished or unfinished archive."""
     return any((folder / name).is_file() for name in (MANIFEST, JOURNAL, INVENTORY, _LOCK))
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether the last run on an archive read every project to its end."""
+    """Return whether the last run on an archive read every project completely."""
     journal = folder / JOURNAL
     if not (folder / MANIFEST).is_file() or (journal.is_file() and journal.stat().st_size):
         return False
@@ -201,7 +204,7 @@ def read_entries(folder: Path) -> dict[str, ArchiveEntry]:
 
 
 def _read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of an archive; return an empty one before the first run has reached its end."""
+    """Read the manifest of an archive; return an empty one if no run has finished yet."""
     if not (folder / MANIFEST).is_file():
         return Manifest("", {}, [])
     try:
@@ -216,13 +219,13 @@ def _unreadable(path: Path, error: Exception) -> ArtifactInvalid:
 
 
 def open_private(path: Path) -> BinaryIO:
-    """Open a new empty file for its owner only, replacing an existing one."""
+    """Open a new empty file that only its owner can read, replacing an existing one."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "w+b")
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file in one step, for its owner only."""
+    """Write a file atomically, readable only by its owner."""
     partial = path.with_name(f".{path.name}.partial")
     with open_private(partial) as file:
         file.write(content)
@@ -251,7 +254,7 @@ def _open_journal(path: Path) -> BinaryIO:
 
 
 def make_private(folder: Path, root: Path) -> None:
-    """Create a folder below an archive's, and those between, for their owner only."""
+    """Create a folder inside an archive, with its parents, readable only by their owner."""
     for path in reversed([folder, *folder.parents]):
         if path.is_relative_to(root):
             path.mkdir(mode=0o700, exist_ok=True)

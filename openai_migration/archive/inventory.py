@@ -1,4 +1,4 @@
-"""A project's objects at OpenAI, and how long they will exist there: ``inventory.json`` and the lines of a table."""
+"""A project's objects at OpenAI, and their remaining lifetime there: ``inventory.json`` and the lines of a table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TunedModel(msgspec.Struct, frozen=True):
         date_from: source of that date.
         is_listed: whether OpenAI still lists it; otherwise it is known only from its job.
         jobs: the project's jobs that made it.
-        requests: requests of the whole organisation in the last 60 days; None without an admin's key.
+        requests: number of requests by the whole organisation in the last 60 days; None without an admin key.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Requests to OpenAI's API, with its conventions on keys, base URL and retries.
 
-A key comes from an environment variable or a prompt. It appears only in the ``Authorization`` header: not in an
+A key comes from an environment variable or a prompt. It appears only in the ``Authorization`` header, never in an
 argument, an error, a log line or a file.
 """
 
@@ -27,9 +27,9 @@ ATTEMPTS = 8
 LONGEST_WAIT_SECONDS = 900.0
 """A `Retry-After` beyond this ends the command; the next run continues where it stopped."""
 NOT_WORTH_WAITING = ("insufficient_quota", "billing_hard_limit_reached")
-"""Codes of a 429 that waiting cannot resolve."""
+"""Error codes of a 429 that waiting cannot resolve."""
 SECRET = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}")
-"""A key, whole or shortened as OpenAI quotes it."""
+"""Matches a key, whole or shortened as OpenAI quotes it."""
 
 Query = Mapping[str, str]
 
@@ -57,7 +57,7 @@ class ProjectKey:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Status of a response, and the code and message of OpenAI's error, both empty without an error."""
+    """Status of a response, and the code and message of OpenAI's error; both are empty without an error."""
 
     status: int
     code: str = ""
@@ -72,17 +72,20 @@ def read_key(variable: str, prompt: Callable[[str], str] | None) -> ProjectKey:
     """
     secret = os.environ.get(variable, "").strip() or (prompt(variable).strip() if prompt else "")
     if not secret:
-        remedy = "Set it to a key of the project. Keys are not taken as arguments, which other users of the machine could see."
+        remedy = (
+            "Set it to a key of the project. Keys cannot be passed as arguments, because other users of the machine "
+            "could see them."
+        )
         raise Unauthenticated(Code.OPENAI_KEY_INVALID, f"{variable} is not set.", remedy=remedy)
     return ProjectKey(variable, secret)
 
 
 class OpenAIClient:
-    """Requests of one project's key, retried as OpenAI's own clients would.
+    """Requests with one project's key, retried as by OpenAI's own clients.
 
     Args:
-        pause: waits for some seconds.
-        note: called with a line on each long wait.
+        pause: function that waits for some seconds.
+        note: called with a line of text at each long wait.
     """
 
     def __init__(
@@ -132,7 +135,9 @@ class OpenAIClient:
             outcome.is_server_error or not self._is_worth_waiting(outcome, target)
         ):
             return self._reply(outcome, target)
-        raise _unavailable(f"OpenAI answered {method} {path} with {self._failure(outcome, target)}, {ATTEMPTS} times.")
+        raise _unavailable(
+            f"OpenAI responded to {method} {path} with {self._failure(outcome, target)}, {ATTEMPTS} times."
+        )
 
     def _stream(
         self, method: str, path: str, target: BinaryIO, query: Query | None, body: Mapping[str, Any] | None
@@ -174,14 +179,14 @@ class OpenAIClient:
     def _wait(self, seconds: float, outcome: Outcome, target: BinaryIO) -> None:
         failure, requested = self._failure(outcome, target), retry_after(outcome) or 0.0
         if requested > LONGEST_WAIT_SECONDS:
-            raise _unavailable(f"OpenAI answered with {failure} and requests a wait of {requested:.0f} s.")
+            raise _unavailable(f"OpenAI responded with {failure} and asks to wait {requested:.0f} s.")
         if seconds >= 5:
-            self._note(f"OpenAI answered with {failure}; waiting for {seconds:.0f} s")
+            self._note(f"OpenAI responded with {failure}; waiting {seconds:.0f} s")
         self._pause(seconds)
 
 
 def _error_of(body: bytes) -> tuple[str, str]:
-    """Return code and message of an error response; for another program's, the beginning of its body."""
+    """Return the code and message of an error response; if it is not from OpenAI, the beginning of its body."""
     try:
         error = msgspec.json.decode(body)["error"]
         return str(error.get("code") or error.get("type") or ""), str(error.get("message") or "")

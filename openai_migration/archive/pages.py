@@ -14,7 +14,7 @@ from openai_migration.archive.openai_client import OpenAIClient, Query
 PAGES = {"limit": "100"}
 OLDEST_FIRST = {"limit": "100", "order": "asc"}
 MAX_DELETED = 10
-"""How many objects at the end of a page may have been deleted before the next page was requested."""
+"""Largest number of objects at the end of a page that may be deleted before the next page is requested."""
 NOT_JSON = "not_json"
 Item = dict[str, Any]
 
@@ -50,7 +50,7 @@ class Reader:
 
         Args:
             parts: the body's path below the project's folder.
-            page: the body has to be a page of a list; any other is a refusal.
+            page: whether the body must be a page of a list; any other body counts as a refusal.
         """
         parameters = dict(query or {})
         project = self.client.project
@@ -72,10 +72,10 @@ class Reader:
     def items(
         self, path: str, parts: tuple[str, ...], query: Query = PAGES, limit: int | None = None
     ) -> Iterator[Item]:
-        """Yield the objects of a list, each once. It ends at a refusal, which is kept in ``refused``.
+        """Yield the objects of a list, each once. It ends at a refusal, which is added to ``refused``.
 
         Args:
-            limit: most objects; a longer list is noted.
+            limit: largest number of objects; a longer list is noted.
         """
         seen: dict[str, None] = {}
         after: list[str] = []
@@ -94,7 +94,7 @@ class Reader:
             new = [item for item in page.data if item.get("id") not in seen]
             for item in new:
                 if limit is not None and len(seen) >= limit:
-                    self.notes.append(f"{path}: the first {limit} only")
+                    self.notes.append(f"{path}: only the first {limit}")
                     return
                 seen[str(item.get("id"))] = None
                 yield item

@@ -1,4 +1,4 @@
-"""The sections of an export: the objects fetched for each, in the order in which OpenAI removes them."""
+"""The sections of an export, and the objects fetched for each, in the order in which OpenAI removes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from openai_migration.archive.pages import OLDEST_FIRST, Item, Reader
 from openai_migration.archive.shutdown_dates import is_tuned
 
 MAX_CHATS = 2_000
-"""Stored chats of one model that are fetched; each costs a request."""
+"""Largest number of stored chats that are fetched per model; each costs a request."""
 TUNING_PURPOSES = ("fine-tune", "fine-tune-results", "evals", "batch", "batch_output")
 """Purposes of files that are fetched; files with other purposes are unrelated to tuning, and are only listed."""
 
@@ -28,7 +28,7 @@ class Section(StrEnum):
 
 
 def url_path(*parts: str) -> str:
-    """Return a URL's path of ids that OpenAI chose."""
+    """Return a URL path built from ids that OpenAI chose."""
     return "/".join(quote(part, safe="") for part in parts)
 
 

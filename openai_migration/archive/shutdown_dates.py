@@ -1,4 +1,4 @@
-"""OpenAI's shutdown dates: the date in a model's own entry, otherwise one from a table, which names its source."""
+"""OpenAI's shutdown dates: the date in a model's own entry, or else a date from a table that names its source."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TUNED_MODELS_END: dict[str, date] = {
     "gpt-4.1-2025-04-14": _JANUARY,
     "gpt-4.1-mini-2025-04-14": _JANUARY,
 }
-"""Last day of the tuned models of a base. A base that is not listed is looked up again without its date suffix."""
+"""Last day of a base's tuned models. A base that is not listed is looked up again without its date suffix."""
 _TUNED = re.compile(r"ft:(?P<base>[^:]+):(?P<org>[^:]*):(?P<suffix>[^:]*):(?P<id>[^:]+)(?::ckpt-step-(?P<step>\d+))?")
 
 
@@ -52,7 +52,7 @@ class ModelEnding:
 
 
 def is_tuned(model: str) -> bool:
-    """Return whether a model's name is a tuned model's: ``ft:base:…``, or ``base:ft-…``, the form until 2023."""
+    """Return whether a name is that of a tuned model: ``ft:base:…``, or ``base:ft-…``, the form until 2023."""
     return model.startswith("ft:") or ":ft-" in model
 
 

@@ -1,4 +1,4 @@
-"""Recent requests of each model, if an admin's key of the organisation is given."""
+"""Recent requests of each model, if an admin key of the organisation is given."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openai_migration.archive.openai_client import OpenAIClient
 from shared.errors import Code, Forbidden
 
 DAYS = 60
-"""The period that OpenAI itself considers: an organisation without a request in it may no longer train."""
+"""The period that OpenAI itself uses: an organisation that sent no request in it may no longer train."""
 PATH = "organization/usage/completions"
 
 
@@ -24,10 +24,10 @@ class _Page(msgspec.Struct):
 
 
 def requests_by_model(client: OpenAIClient, today: date) -> Counter[str]:
-    """Return the requests of the last 60 days, in the whole organisation.
+    """Return the number of requests of each model in the last 60 days, for the whole organisation.
 
     Raises:
-        Forbidden: the key is not an admin's.
+        Forbidden: the key is not an admin key.
         Unauthenticated: the key was refused.
         Unavailable: OpenAI does not respond.
     """
@@ -41,7 +41,7 @@ def requests_by_model(client: OpenAIClient, today: date) -> Counter[str]:
         reply = client.send("GET", PATH, body, {**query, "page": following} if following else query)
         if reply.status != 200:
             message = f"OpenAI did not return the requests: {reply.status} {reply.message or reply.code}"
-            remedy = f"Set {client.project} to an admin key of the organisation, or leave it out."
+            remedy = f"Set {client.project} to an admin key of the organisation, or leave the option out."
             raise Forbidden(Code.OPENAI_KEY_INVALID, message, remedy=remedy)
         page = msgspec.json.decode(body.getvalue(), type=_Page)
         for line in (line for bucket in page.data for line in bucket.get("results") or []):

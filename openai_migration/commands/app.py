@@ -1,4 +1,4 @@
-"""``mens migrate openai``: saves what OpenAI still has of a team's tuned models. Needs no installation."""
+"""``mens migrate openai``: saves the data that OpenAI still has about a team's tuned models. It needs no installation."""
 
 from __future__ import annotations
 
@@ -51,9 +51,11 @@ app = typer.Typer(no_args_is_help=True, help="Migrate from another provider.")
 openai = typer.Typer(
     no_args_is_help=True,
     help="Migrate from OpenAI: save everything a key can read before it is switched off.\n\n"
-    "OpenAI switches its Evals API off on 30 November 2026, takes the last fine-tuning job on 6 January 2027 and shuts the last "
-    "tuned models down on 14 January 2027. Save before these dates what you want to compare with later.\n\n"
-    "Start with `mens migrate openai inventory`, then `mens migrate openai export`. The key is read from OPENAI_API_KEY. "
+    "OpenAI switches its Evals API off on 30 November 2026, accepts the last fine-tuning job on 6 January 2027 and "
+    "shuts the last "
+    "tuned models down on 14 January 2027. Before these dates, save everything that you want to compare with later.\n\n"
+    "Start with `mens migrate openai inventory`, then `mens migrate openai export`. The key is read from "
+    "OPENAI_API_KEY. "
     "Nothing at OpenAI is changed.",
 )
 app.add_typer(openai, name="openai")
@@ -87,7 +89,7 @@ def inventory(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be listed; send nothing.")] = False,
 ) -> None:
-    """List the projects' tuned models, jobs, files and evals, those that end first at the top.
+    """List the projects' tuned models, jobs, files and evals; those that end first come first.
 
     Fetches only lists, no content. Writes inventory.json into the archive's folder.
     """
@@ -147,7 +149,10 @@ def export(
     if dry_run:
         kept = [entry for entry in read_entries(archive).values() if entry.file] if is_archive(archive) else []
         size = f"{sum(entry.bytes for entry in kept):,} bytes"
-        state = f"which has {len(kept)} responses, {size}, of {'a finished' if is_finished(archive) else 'an unfinished'} export"
+        state = (
+            f"which has {len(kept)} responses, {size}, of "
+            f"{'a finished' if is_finished(archive) else 'an unfinished'} export"
+        )
         typer.echo(f"would fetch {', '.join(sections)} with {_listed(key_env)}, into {archive}, {state}")
         return
     keys = read_keys(key_env)
@@ -197,22 +202,26 @@ def record(
         int, typer.Option(min=1, help="Prompts per model: 250 detect a difference of .05, 700 one of .03.")
     ] = 500,
     samples: Annotated[
-        int, typer.Option(min=0, help="Further answers per prompt, to measure the model's own noise.")
+        int, typer.Option(min=0, help="Repeated answers per prompt, to measure how much the model's own answers vary.")
     ] = 0,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="Your production temperature, for --samples.")] = 1.0,
     max_answer_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 2048,
-    control: Annotated[bool, typer.Option(help="Record the untuned base too, to see what tuning gained.")] = True,
+    control: Annotated[
+        bool, typer.Option(help="Also record answers of the untuned base, to see what tuning gained.")
+    ] = True,
     max_requests: Annotated[int | None, typer.Option(min=1, help="Stop after this many requests.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Stop after this many tokens.")] = None,
-    price_in: Annotated[float | None, typer.Option(min=0, help="Your price for a million prompt tokens.")] = None,
-    price_out: Annotated[float | None, typer.Option(min=0, help="Your price for a million answer tokens.")] = None,
+    price_in: Annotated[float | None, typer.Option(min=0, help="Your price per million prompt tokens.")] = None,
+    price_out: Annotated[float | None, typer.Option(min=0, help="Your price per million answer tokens.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Start without confirmation.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent; send nothing.")] = False,
 ) -> None:
-    """Record answers of tuned models before they end, to compare successors with. This costs money at OpenAI.
+    """Record answers of tuned models before they are shut down, to compare successors with them. This costs money at
+    OpenAI.
 
-    Prompts are validation rows, stored chats, eval items, batches and your own, without those trained on. Shows the number of
-    requests and tokens, and asks for confirmation. You can interrupt it: answered prompts are not sent again. Writes golden/.
+    Prompts come from validation rows, stored chats, eval items, batches and your own file, without those that were
+    trained on. Shows the number of requests and tokens, and asks for confirmation. You can interrupt it: answered
+    prompts are not sent again. Writes golden/.
     """
     contents, sampling = ArchiveContents(archive), RecordedSampling(samples, temperature, max_answer_tokens, control)
     plans = [
@@ -234,7 +243,8 @@ def record(
         for plan in plans:
             lines = write_golden(target, plan)
             typer.echo(
-                f"{plan.model}: {counted(lines, 'prompt')} with answers in {archive / golden_file(plan.project, plan.model)}"
+                f"{plan.model}: {counted(lines, 'prompt')} with answers in "
+                f"{archive / golden_file(plan.project, plan.model)}"
             )
         target.finish()
     if failures:
@@ -243,7 +253,7 @@ def record(
 
 
 def _send(target: Archive, plans: list[ModelPlan], key_env: list[str], bounds: Bounds) -> list[str]:
-    """Send the questions of every project; return why some could not be read to their end."""
+    """Send the questions of every project; return why some projects could not be read completely."""
     failures = []
     for key in read_keys(key_env):
         project_plans = [plan for plan in plans if plan.project == key.project]
@@ -277,7 +287,8 @@ def _show_inventory(listing: ArchiveInventory) -> None:
         files = ", ".join(f"{group.count} {name}" for name, group in sorted(project.files.items())) or "none"
         jobs = ", ".join(f"{count} {state}" for state, count in sorted(project.jobs.items())) or "none"
         typer.echo(
-            f"{project.project}: jobs: {jobs}; files: {files}; {counted(project.evals, 'eval')} with {counted(project.eval_runs, 'run')}"
+            f"{project.project}: jobs: {jobs}; files: {files}; {counted(project.evals, 'eval')} with "
+            f"{counted(project.eval_runs, 'run')}"
         )
         for refusal in project.refused:
             typer.echo(f"  not listed: {refusal}")

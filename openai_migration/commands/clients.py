@@ -24,8 +24,11 @@ KeyVariables = Annotated[
         metavar="VARIABLE",
         default_factory=lambda: [DEFAULT_KEY_VARIABLE],
         show_default=DEFAULT_KEY_VARIABLE,
-        help="Environment variable with a project's key; repeat it for each project, because a key sees only its own "
-        "project. You are asked for the value of an unset variable. The archive names projects by these variables.",
+        help=(
+            "Environment variable with a project's key; repeat the option for each project, because a key can read "
+            "only its own project. If the variable is not set, you are prompted for the key. The archive names "
+            "projects by these variables."
+        ),
     ),
 ]
 
@@ -44,7 +47,7 @@ def read_keys(variables: list[str]) -> list[ProjectKey]:
 
 
 class Activity:
-    """A client whose activity is shown as one updating line, or without a terminal as a line from time to time."""
+    """A client whose activity is shown as one updating line, or, without a terminal, as an occasional line."""
 
     def __init__(self, key: ProjectKey, bar: Progress, total: int | None) -> None:
         self.client = OpenAIClient(key, note=bar.console.print if not bar.disable else note)
@@ -54,7 +57,7 @@ class Activity:
         self._next = time.monotonic() + SECONDS_PER_LINE
 
     def show(self, path: str) -> None:
-        """Count a response, and show which one."""
+        """Count a response, and show the count."""
         self._count += 1
         self._bar.update(self._task, description=f"{self._describe()}, {path}")
         if self._bar.disable and time.monotonic() > self._next:

@@ -1,5 +1,5 @@
-"""``mens migrate openai gate``: is the successor as good as the tuned model? Sends requests to the installation, none
-to OpenAI.
+"""``mens migrate openai gate``: tests whether the successor is as good as the tuned model. It sends requests to the
+installation, none to OpenAI.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LEAST_MARGIN, MOST_MARGIN = 0.001, 0.9
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """Fields of ``train/PROJECT/MODEL/BASE.json`` on a successor."""
+    """Fields of ``train/PROJECT/MODEL/BASE.json`` that describe a successor."""
 
     adapter: str = ""
 
@@ -70,7 +70,7 @@ def gate(
         typer.Option(
             "--candidate",
             metavar="[TUNED=]NAME",
-            help="Adapter or alias to compare with a tuned model; may be repeated. Default: what `train` has trained.",
+            help="Adapter or alias to compare with a tuned model; may be repeated. Default: the successor that `train` trained.",
             default_factory=list,
             show_default=False,
         ),
@@ -87,7 +87,7 @@ def gate(
         ),
     ],
     min_prompts: Annotated[
-        int, typer.Option(min=0, help="Gates with fewer prompts are shown, but do not count for the verdict.")
+        int, typer.Option(min=0, help="Gates with fewer prompts are shown but do not count for the verdict.")
     ] = 0,
     judge: Annotated[
         list[str],
@@ -100,7 +100,8 @@ def gate(
         ),
     ],
     max_judge_requests: Annotated[
-        int, typer.Option(min=0, help="Most requests to judges per tuned model; the remaining answers stay unscored.")
+        int,
+        typer.Option(min=0, help="Maximum requests to judges per tuned model; the remaining answers stay unscored."),
     ] = MAX_JUDGE_REQUESTS,
     concurrency: Annotated[int, typer.Option(min=1, max=64, help="Concurrent requests.")] = 4,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent; send nothing.")] = False,
@@ -186,7 +187,7 @@ def _margins(options: list[str], min_prompts: int) -> Margins:
 
 
 def _note_unused(margins: Margins, receipts: list[MigrationReceipt]) -> None:
-    """Name the margins that match no gate: a mistyped name would otherwise go unnoticed."""
+    """Report the margins that match no gate: a mistyped name would otherwise go unnoticed."""
     names = sorted({gate.name for receipt in receipts for gate in receipt.gates})
     for pattern in margins.by_gate if names else ():
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -230,7 +231,7 @@ def _show_dry_run(archive: Path, project: str, model: str, named: str, max_judge
     at_most = "" if "@" in named else "at most "
     typer.echo(
         f"{model}: {at_most}{left} of {counted(len(prompts), 'recorded prompt')} would be sent to {named}; "
-        f"{counted(kept, 'answer')} of earlier runs kept, and what {named} has answered is not sent again"
+        f"{counted(kept, 'answer')} of earlier runs kept, and prompts that {named} has answered are not sent again"
     )
     contents = ArchiveContents(archive)
     if names := judge_models(contents, project):
@@ -258,7 +259,7 @@ def _ask_judges(
     most: int,
     concurrency: int,
 ) -> Judges:
-    """Send the judges the questions that they have not answered yet, within the bound; return them with all their
+    """Send the judges the questions that they have not answered yet, within the bound; return the judges with all their
     answers.
     """
     if not judges.served:

@@ -1,4 +1,4 @@
-"""``mens migrate openai import``: an archive from a team's own files. Needs neither OpenAI nor a network."""
+"""``mens migrate openai import``: creates an archive from a team's own files. It needs neither OpenAI nor a network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def import_archive(
     answers: Annotated[
         Path | None,
         existing_file(
-            "JSONL file of the model's answers, one per line: the request's messages, and choices (or answer, a string)."
+            "JSONL file of the model's answers, one per line: the request's messages, and choices (or answer, a "
+            "string)."
         ),
     ] = None,
     graders: Annotated[
@@ -42,9 +43,9 @@ def import_archive(
 ) -> None:
     """Make an archive from files that you have: rows, recorded answers, graders. Replaces `export` and `record`.
 
-    For teams without API access. `convert`, `plan`, `train`, `gate`, `switch` and `report` take the archive. Without --answers a
-    successor can be trained, but not compared. Run it once for each tuned model; running it again replaces the model's files. The
-    first line that is not an answer is reported with its number, and nothing is written then.
+    For teams without API access. `convert`, `plan`, `train`, `gate`, `switch` and `report` take the archive. Without
+    --answers a successor can be trained, but not compared. Run it once for each tuned model; running it again replaces
+    the model's files. If a line is not an answer, its number is reported and nothing is written.
     """
     files = LocalFiles(model, training, validation, answers, graders, epochs)
     # Before the archive is created, so that a refusal leaves none behind.
@@ -64,7 +65,8 @@ def import_archive(
         typer.echo(f"  left out: {counted(done.again, 'line')} with the id of another line's completion")
     if done.alike:
         typer.echo(
-            f"  {counted(done.alike, 'line')} without an id, equal to another line, counted as repeated answers: remove copies"
+            f"  {counted(done.alike, 'line')} without an id, equal to another line, counted as repeated answers: "
+            "remove copies"
         )
     if dry_run:
         return

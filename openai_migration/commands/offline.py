@@ -59,7 +59,7 @@ def convert(
         typer.Option("--strip", help="Remove the separators and stop tokens found in prompts and completions."),
     ] = False,
     keep_refusals: Annotated[
-        bool, typer.Option("--keep-refusals", help="Keep a refusal as the answer's text. Default: drop its row.")
+        bool, typer.Option("--keep-refusals", help="Keep a refusal as the answer. Default: drop its row.")
     ] = False,
     developer_as_system: Annotated[
         bool,
@@ -69,7 +69,8 @@ def convert(
         ),
     ] = False,
     as_supervised: Annotated[
-        bool, typer.Option("--as-supervised", help="Convert a preference (DPO) to a row with its preferred answer.")
+        bool,
+        typer.Option("--as-supervised", help="Convert a preference pair (DPO) to a row with the preferred answer."),
     ] = False,
     split_answers: Annotated[
         bool,
@@ -86,7 +87,8 @@ def convert(
         bool, typer.Option("--dry-run", help="Show which files would be converted; write nothing.")
     ] = False,
 ) -> None:
-    """Convert training and validation files to Mens' rows, and report every line: kept, changed how, dropped why.
+    """Convert training and validation files to Mens' rows, and report for every line whether it was kept, changed or
+    dropped, and why.
 
     Needs no network. Writes data/PROJECT/FILE.jsonl, for each a .report.jsonl with one entry per input line, and convert-report.json.
     Exit code 1 if a file would lose more than 5 % of its rows because of images: it is not written without --allow-image-loss.
@@ -123,7 +125,8 @@ def convert(
             )
     except BrokenProcessPool:
         fail(
-            "A process that converted a file was killed, perhaps because memory ran out. Try again; all files are converted again."
+            "A process that converted a file was killed, perhaps because memory ran out. Try again; all files are "
+            "converted again."
         )
     for converted in done:
         _show(archive, converted)
@@ -131,7 +134,8 @@ def convert(
     note(f"each file's .report.jsonl lists every line; the totals are in {archive / REPORT}")
     if refused := [converted.name for converted in done if converted.report and converted.report.refused]:
         fail(
-            f"not written, because too many rows have images: {', '.join(refused)}. Use --allow-image-loss to leave these rows out."
+            f"not written, because too many rows have images: {', '.join(refused)}. Use --allow-image-loss to leave "
+            "these rows out."
         )
     note(f"next: `mens migrate openai plan {archive}`")
 
@@ -141,7 +145,7 @@ def scan_code(
     path: Annotated[Path, typer.Argument(exists=True, help="Folder of a program's source, or one file.")] = Path(),
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON, one per line.")] = False,
 ) -> None:
-    """List places of a program that will not work, or work differently, with your installation's base URL.
+    """List places in a program that will fail, or work differently, with your installation's base URL.
 
     Searches the source text for model names, moderation, batches, assistants, stored responses, images, functions and more; check
     each finding yourself. Sends and changes nothing; hidden folders and installed packages are skipped.
@@ -167,7 +171,8 @@ def _show(archive: Path, converted: ConvertedFile) -> None:
         typer.echo(f"{name}: missing; give its original ({converted.size} bytes): --original PATH")
         return
     typer.echo(
-        f"{name}: {counted(report.lines, 'line')}: {report.kept} kept, {report.changed} changed, {report.dropped} dropped"
+        f"{name}: {counted(report.lines, 'line')}: {report.kept} kept, {report.changed} changed, {report.dropped} "
+        "dropped"
     )
     for title, counts in (("changed", report.changes), ("dropped", report.drops), ("note", report.notes)):
         for rule, count in Counter(counts).most_common():
@@ -178,7 +183,7 @@ def _show(archive: Path, converted: ConvertedFile) -> None:
     for schema, why in report.schemas.items():
         typer.echo(f"  schema_refused: {schema}: {why}")
     if report.separator or report.stop:
-        what = "were removed" if report.stripped else "are still there; to remove them: --strip"
+        what = "were removed" if report.stripped else "were kept; to remove them: --strip"
         typer.echo(f"  prompts end with {report.separator!r}, completions with {report.stop!r}; they {what}")
     if report.method is not ConvertedMethod.SUPERVISED and report.output:
         use = (

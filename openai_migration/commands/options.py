@@ -1,4 +1,4 @@
-"""Arguments that several steps have in common."""
+"""Command-line arguments that several steps share."""
 
 from __future__ import annotations
 

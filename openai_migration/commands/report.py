@@ -1,4 +1,4 @@
-"""``mens migrate openai report``: one HTML file on everything that was kept, lost and proven. Needs no network."""
+"""``mens migrate openai report``: one HTML file that shows what was kept, lost and proven. It needs no network."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def report(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is known; write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the facts as JSON.")] = False,
 ) -> None:
-    """Write the report for the person who signs off: models with days left, what was kept, lost and proven, answers side by side.
+    """Write the report for sign-off: models with their days left; what was kept, lost and proven; answers side by side.
 
     It is one self-contained HTML file. You can write it after any step; it lists missing steps. It contains prompts and
     answers unchanged, unless --samples is 0.

@@ -30,7 +30,7 @@ from shared.settings import Settings, read_settings
 
 app = typer.Typer()
 switch_app = typer.Typer()
-"""Separate, because `--help` lists steps in the order of their use, and `gate` comes before it."""
+"""A separate app, because `--help` lists steps in the order of their use, and `gate` comes before `switch`."""
 console = plain_console(stderr=True)
 GIB = 1 << 30
 NO_PROMISE = "A base may be worse than the model it replaces: compare them with `gate`."
@@ -68,9 +68,9 @@ def plan(
 ) -> None:
     """Write a contract for the successor of each tuned model, with the source of each value and the cost of training.
 
-    Plans on the installation (MENS_API_URL, or `mens up` here), which knows its workers' GPUs, and uploads the converted rows to
-    it. Without an installation it plans with this machine's catalogue. Writes plans/PROJECT/MODEL/BASE.json; you may edit a
-    contract before `train`. Sends nothing to OpenAI.
+    The plan is made by the installation (MENS_API_URL, or `mens up` here), which knows its workers' GPUs; the converted
+    rows are uploaded to it. Without an installation, the plan uses this machine's catalogue. Writes
+    plans/PROJECT/MODEL/BASE.json; you may edit a contract before `train`. Sends nothing to OpenAI.
     """
     every = list(tuned_models(ArchiveContents(archive)))
     _check_models(archive, [tuned.name for tuned in every], model)
@@ -97,7 +97,7 @@ def plan(
                 write_plan(archive, option)
             made += chosen
             if not chosen:
-                failures.append(f"{tuned.name}: no base fits; asked: {planner.place}")
+                failures.append(f"{tuned.name}: no base fits, according to {planner.place}")
             if not as_json:
                 refusals = [option for option in options if isinstance(option, PlanRefusal)]
                 _show_plans(tuned, planner.place, fits, chosen, refusals)
@@ -123,8 +123,8 @@ def train(
 ) -> None:
     """Train the planned successors on the installation: upload the rows, and create one job for each plan.
 
-    You can interrupt and repeat it: jobs continue, and are found by the digest of contract and rows. A failed job does not stop
-    the others; the exit code is then 1. Writes train/PROJECT/MODEL/BASE.json. Sends nothing to OpenAI.
+    You can interrupt and repeat it: jobs continue; they are recognised by the digest of contract and rows. A failed job
+    does not stop the others; the exit code is then 1. Writes train/PROJECT/MODEL/BASE.json. Sends nothing to OpenAI.
     """
     plans = _by_end(ArchiveContents(archive), read_plans(archive, model))
     if dry_run:
@@ -187,10 +187,10 @@ def switch_models(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be moved; send nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Replace the tuned models by their successors: create an alias, and map the model's name at OpenAI to it.
+    """Replace the tuned models by their successors: create an alias for each, and map the model's OpenAI name to it.
 
-    A model whose gate has not passed is not switched without --override-reason. Prints the two settings to change in a
-    program. You can repeat it; `mens aliases rollback` undoes a move. Writes switch/MODEL.json.
+    A model whose gate has not passed is not switched without --override-reason. Prints the two settings that a program
+    must change. You can repeat it; `mens aliases rollback` undoes a move. Writes switch/MODEL.json.
     """
     tuned_names = [tuned.name for tuned in tuned_models(ArchiveContents(archive))]
     _check_models(archive, tuned_names, model)
@@ -219,14 +219,16 @@ def switch_models(
 
 
 def _by_end(contents: ArchiveContents, plans: list[SuccessorPlan]) -> list[SuccessorPlan]:
-    """Return the plans in the order in which their models end, since an installation trains first what it gets first."""
+    """Return the plans in the order in which their models end, because an installation trains jobs in the order in
+    which it gets them.
+    """
     names = [name for project in contents.projects() for name in contents.last_models(project)]
     ends = {name: place for place, name in enumerate(names)}
     return sorted(plans, key=lambda plan: ends.get(plan.model, len(ends)))
 
 
 def _check_models(archive: Path, available: Sequence[str], requested: Sequence[str]) -> None:
-    """End the command if the archive has no tuned model, or not the requested ones."""
+    """End the command if the archive has no tuned model, or lacks a requested one."""
     if not available:
         fail(f"{archive} has no tuned model. If you have the files of one, import them: `mens migrate openai import`.")
     if unknown := [name for name in requested if name not in available]:
@@ -247,7 +249,7 @@ def _planner(archive: Path, vram_gb: float | None, *, local: bool) -> Iterator[P
 def _follow(
     archive: Path, installation: Installation, plans: Iterable[SuccessorPlan], training: Training, *, quiet: bool
 ) -> Training:
-    """Store a training and return it once its job has ended; ``quiet`` leaves stdout to the result."""
+    """Store a training and return it once its job has ended. ``quiet``: print nothing but the result to stdout."""
     if quiet:
         *_, job = poll(training.job, installation.connection)
     else:
@@ -268,7 +270,7 @@ def _show_plans(
     typer.echo(f"{model.name}: {counted(model.rows, 'row')}; planned by {place}")
     for fitting in fits:
         needs = fitting.estimate
-        budget = f", at most {needs.memory_budget / GIB:.1f} GiB may be used there" if needs.memory_budget else ""
+        budget = f" of {needs.memory_budget / GIB:.1f} GiB available" if needs.memory_budget else ""
         time = f"training about {needs.seconds / 60:.0f} min" if needs.seconds else "time not known yet"
         facts = [
             f"{needs.parameters / 1e9:.2f}B parameters",

@@ -1,4 +1,4 @@
-"""Converts OpenAI's rows to Mens' rows, with each line of a file accounted for.
+"""Converts OpenAI's rows to Mens' rows and accounts for each line of a file.
 
-Start with `files.py`. Imports `cli.conversion`, the steps before and `shared`.
+Start with `files.py`. Imports `cli.conversion`, the preceding steps and `shared`.
 """

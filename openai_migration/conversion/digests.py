@@ -1,4 +1,4 @@
-"""A set of row digests, in eight bytes each."""
+"""A set of row digests that takes eight bytes per digest."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Digests = NDArray[np.uint64]
 
 
 class DigestSet:
-    """64-bit digests that grow by many at once.
+    """A set of 64-bit digests to which many are added at once.
 
-    They are kept in sorted arrays, each more than twice as long as the next, so a lookup takes a few binary searches
-    and an addition sorts little. A set of Python integers takes eight times the memory.
+    It is kept in sorted arrays, each more than twice as long as the next, so a lookup takes a few binary searches and
+    an addition sorts little. A set of Python integers takes eight times the memory.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Converts a file of OpenAI's rows with bounded memory, and accounts for every line.
 
-Lines are first converted independently, in several processes if the file is large (``lines.py``). The data that they
-are compared with is kept here: eight bytes for each row that is written, because a repeated row may be anywhere.
-Unchanged rows are read from the source again rather than sent by the processes, which would have to transfer nearly the
+Lines are first converted independently, in several processes if the file is large (``lines.py``). Then rows are
+compared with each other here: a repeated row may be anywhere, so eight bytes are kept for each written row. Unchanged
+rows are read from the source again, because transferring them between processes would mean transferring nearly the
 whole file.
 """
 
@@ -29,10 +29,10 @@ from openai_migration.conversion.markers import find_markers
 from shared.datasets.file_parts import ahead, split_file
 
 MAX_LOSS = 0.05
-"""Share of a file's lines that may be lost because of their images; beyond that the file is not written."""
+"""Largest share of a file's lines that may be lost because of images; beyond it, the file is not written."""
 READ_BYTES = 1 << 19
 PARTS_AHEAD = 4
-"""Converted parts that may wait: for a file whose rows all change, this many of 4 MB each are in memory."""
+"""Largest number of converted parts that wait in memory; if all rows of a file change, a part takes 4 MB."""
 _IN_TRAINING_FILE = RowOutcome(reason=DropReason.IN_TRAINING_FILE)
 _ASKED = RowOutcome(reason=DropReason.ASKED_OF_THE_OLD_MODEL)
 
@@ -43,9 +43,9 @@ class FileTask:
 
     Attributes:
         output: file for the rows; next to it, with the suffix ``.report.jsonl``, the outcome of each line.
-        trained: digests of the rows of the files that this one validates.
-        redaction: applied to each row first.
-        held_out: ids of prompts that were sent to the old model, which must not be trained on.
+        trained: digests of the rows of the training files that this file validates.
+        redaction: rules applied to each row first.
+        held_out: ids of prompts that were sent to the old model and must not be trained on.
     """
 
     source: Path
@@ -62,9 +62,10 @@ class FileTask:
 def convert_file(
     task: FileTask, progress: Callable[[int], None] = lambda _: None, executor: Executor | None = None
 ) -> tuple[ConversionReport, DigestSet]:
-    """Convert a file; return its report and the digests of its rows. If too many rows would be lost, none is written.
+    """Convert a file; return its report and the digests of its rows. If too many rows would be lost, no file is
+    written.
 
-    A file that an earlier conversion wrote is removed first, so a file that exists at the end is this conversion's.
+    The file of an earlier conversion is removed first, so a file that exists at the end comes from this conversion.
 
     Args:
         progress: called with the number of bytes read so far.
@@ -104,7 +105,7 @@ def convert_file(
 
 
 def report_of(output: Path) -> Path:
-    """Return the path of the report that accounts for each line of a converted file."""
+    """Return the path of the report on each line of a converted file."""
     return output.with_suffix(".report.jsonl")
 
 
@@ -117,8 +118,8 @@ def _converted_parts(source: Path, rules: LineRules, executor: Executor | None) 
 
 
 def _compared(converted: ConvertedPart, task: FileTask, seen: DigestSet) -> tuple[list[RowOutcome], NDArray[np.uint32]]:
-    """Return the outcomes of lines after comparison with all others: the distinct outcomes, and for each line the
-    number of its own.
+    """Return the outcomes of lines after comparison with all other lines: the distinct outcomes, and for each line the
+    index of its outcome.
     """
     digests, kinds = np.frombuffer(converted.digests, np.uint64), np.frombuffer(converted.kinds, np.uint32).copy()
     by_itself = converted.outcomes
@@ -142,12 +143,12 @@ def _compared(converted: ConvertedPart, task: FileTask, seen: DigestSet) -> tupl
 
 
 def _written(outcomes: list[RowOutcome]) -> NDArray[np.bool_]:
-    """Return, for each outcome, whether its line's rows are written."""
+    """Return, for each outcome, whether the rows of its lines are written."""
     return np.array([not outcome.reason for outcome in outcomes], np.bool_)
 
 
 def _account(first_line: int, outcomes: list[RowOutcome], kinds: NDArray[np.uint32]) -> bytes:
-    """Return the lines of a report on the lines of a part."""
+    """Return the report lines for the lines of a part."""
     texts = [msgspec.json.encode(_described(outcome))[1:] for outcome in outcomes]
     return b"".join([b'{"line":%d,%b\n' % (line, texts[kind]) for line, kind in enumerate(kinds.tolist(), first_line)])
 
@@ -164,7 +165,7 @@ def _described(outcome: RowOutcome) -> dict[str, Any]:
 
 
 def _rows(source: BinaryIO, converted: ConvertedPart, written: NDArray[np.bool_]) -> Iterator[bytes]:
-    """Yield the rows of a part: rewritten rows, and between them unchanged lines from the source.
+    """Yield the rows of a part in order: rewritten rows, and unchanged lines from the source.
 
     Args:
         written: for each line, whether its rows are written.

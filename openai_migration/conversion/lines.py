@@ -33,7 +33,7 @@ _SPECIAL = re.compile(
     rb'"(?:weight|functions?|function_call|refusal|audio|tools|name|input|parallel_tool_calls|developer|response_format)"'
 )
 _KEPT, _KEPT_ANSWERS = RowOutcome(rows=[{}]), RowOutcome(rows=[{}], notes=[Note.SEVERAL_ANSWERS])
-"""Outcomes of most lines; never changed."""
+"""Outcomes of most lines; these objects are never modified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class LineRules:
     """Rules for each line.
 
     Attributes:
-        redaction: applied to each row first.
+        redaction: rules applied to each row first.
         wants_prompts: whether the ids of the rows' prompts are needed.
     """
 
@@ -53,15 +53,15 @@ class LineRules:
 
 @dataclass(slots=True)
 class ConvertedPart:
-    """The lines of a part of a file: a few numbers each, and the rows of changed lines.
+    """The converted lines of a part of a file: a few numbers per line, and the rows of changed lines.
 
     Attributes:
-        outcomes: the distinct outcomes; only the number of their rows counts.
-        kinds: for each line, the number of its outcome.
-        ends: for each line, its end in the file.
+        outcomes: the distinct outcomes; of their rows, only the number is used.
+        kinds: for each line, the index of its outcome.
+        ends: for each line, the position of its end in the file.
         digests: digests by which rows are compared.
-        rewritten: by line, counted from 0, the rows that differ from that line in the file.
-        prompts: by line, the id of its row's prompt, if needed.
+        rewritten: rows that differ from their line in the file, by line number from 0.
+        prompts: id of the prompt of each line's row, if needed.
     """
 
     part: FilePart
@@ -103,7 +103,7 @@ def convert_part(part: FilePart, rules: LineRules) -> ConvertedPart:
 
 
 class _Kinds:
-    """The distinct outcomes of lines, by number."""
+    """The distinct outcomes of lines, by index."""
 
     def __init__(self) -> None:
         self.outcomes: list[RowOutcome] = []
@@ -122,7 +122,7 @@ class _Kinds:
 
 
 def _convert_plain(line: bytes, rules: LineRules) -> tuple[RowOutcome, None, str] | None:
-    """Take the fast path: keep a plain row that Mens' reader accepts, byte for byte. Return None for other rows."""
+    """Fast path: keep a plain row that Mens' reader accepts byte for byte; return None for other rows."""
     if (
         rules.method is not ConvertedMethod.SUPERVISED
         or rules.options.strip
@@ -179,7 +179,7 @@ def _prompt_id(line: bytes) -> str:
 
 
 class _Line(NamedTuple):
-    """A line without its end; of a line that is far too long, only the beginning.
+    """A line without its line end; if it is far too long, only its beginning.
 
     Attributes:
         size: bytes in the file.

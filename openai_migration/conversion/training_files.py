@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DATA, REPORT = "data", "convert-report.json"
 ORIGINALS = "originals"
-"""Folder for files that belong to no file of the archive."""
+"""Folder for originals that correspond to no file of the archive."""
 
 
 @dataclass(slots=True)
@@ -36,8 +36,8 @@ class TrainingFile:
     """A file that jobs have trained or validated on.
 
     Attributes:
-        path: its content; None if it is neither in the archive nor among the originals.
-        validates: ids of the training files of the jobs that have validated on it.
+        path: path of its content; None if it is neither in the archive nor among the originals.
+        validates: ids of the training files of the jobs that validated on this file.
     """
 
     project: str
@@ -52,7 +52,7 @@ class TrainingFile:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The user's choices for a conversion; those of single rows are in ``rows``."""
+    """The user's choices for a conversion; choices about single rows are in ``rows``."""
 
     rows: RowOptions
     strip: bool = False
@@ -72,10 +72,10 @@ class ConvertedFile(msgspec.Struct, frozen=True):
 
 
 def find_files(contents: ArchiveContents, originals: Iterable[Path]) -> list[TrainingFile]:
-    """Return the files of every project, training files first; then the originals that belong to none.
+    """Return the files of every project, training files first, and then the originals that match none of them.
 
     Args:
-        originals: files and folders, in which files are found by the name and size that OpenAI lists.
+        originals: files and folders, which are matched by the name and size that OpenAI lists.
     """
     local = {(path.name, path.stat().st_size): path for path in _files_in(originals)}
     files = [file for project in contents.projects() for file in _project_files(contents, project)]
@@ -121,7 +121,7 @@ def _training_file(
 
 
 def guess_method(path: Path) -> ConvertedMethod:
-    """Guess the method of a file without a job by its first row."""
+    """Guess the method of a file that no job has used, from its first row."""
     return ConvertedMethod.DPO if is_preference(next(sampled_rows(path), {})) else ConvertedMethod.SUPERVISED
 
 
@@ -188,7 +188,7 @@ def convert_files(
 
 
 def _held_out(folder: Path) -> frozenset[str]:
-    """Return the ids of training prompts that `record` sent to the old model, for lack of other prompts."""
+    """Return the ids of training prompts that `record` sent to the old model because no other prompts existed."""
     lines = (
         decode_line(path, number, line)
         for path in sorted((folder / GOLDEN).rglob("*.jsonl"))

@@ -36,7 +36,7 @@ class NewAnswer(msgspec.Struct, frozen=True):
         adapter: id of the adapter that answered; empty for a base or a refusal.
         code: code of a refusal; empty for an answer.
         response: the response body, unchanged.
-        unbounded: whether the recorded bound on tokens was left out, because the model's context is shorter.
+        unbounded: whether the recorded token limit was left out, because the model's context is shorter.
     """
 
     request: str
@@ -67,7 +67,7 @@ class Candidate:
 
 
 def resolve(client: httpx.Client, name: str) -> Candidate:
-    """Return the model that a name currently refers to, so that one model gives all answers.
+    """Return the model that a name currently refers to, so that all answers come from one model.
 
     Raises:
         Conflict: an alias is split between adapters.
@@ -91,7 +91,7 @@ def body_for(prompt: RecordedPrompt, candidate: Candidate) -> dict[str, Any]:
 
 
 def answers_file(model: str) -> str:
-    """Return the path of the answers that were given in a tuned model's place."""
+    """Return the path of the answers of a tuned model's successor."""
     return f"{GATE}/{safe_name(model)}.answers.jsonl"
 
 
@@ -176,8 +176,8 @@ def _ask(client: httpx.Client, body: dict[str, Any]) -> NewAnswer:
 
 
 def _is_bound_refused(status: int, content: dict[str, Any]) -> bool:
-    """Return whether a request may have been refused for its bound: together with its prompt longer than the context,
-    or on its own.
+    """Return whether a request may have been refused because of its token limit, which exceeds the context either alone
+    or together with the prompt.
     """
     if status != httpx.codes.BAD_REQUEST:
         return False
@@ -196,7 +196,7 @@ def _object(response: httpx.Response) -> dict[str, Any]:
 
 
 def _check_access(status: int, content: dict[str, Any]) -> None:
-    """Raise errors that are independent of the prompt: every other prompt would be refused in the same way."""
+    """Raise errors that do not depend on the prompt: every other prompt would be refused in the same way."""
     error = content.get("error") if isinstance(content.get("error"), dict) else None
     message, error_code = str((error or {}).get("message") or f"status {status}"), our_code(error or {})
     if status == httpx.codes.UNAUTHORIZED:

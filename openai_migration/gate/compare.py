@@ -39,11 +39,12 @@ from shared.statistics.paired import CONFIDENCE, Status
 
 DEFAULT_MARGINS = Margins()
 MOST_UNSCORED = 0.05
-"""Largest share of a grader's prompts without a score with which its gate may pass."""
+"""Largest share of a grader's prompts that may lack a score for its gate to pass."""
 LIBRARIES = ("mens", "rapidfuzz", "nltk", "jsonschema-rs", "regex")
 MORE_EVIDENCE = (
-    "nothing says whether answers are right: the archive has no grader that agrees with OpenAI's scores and no labels, or the tuned model "
-    "itself hardly passes them, and no repeated answers (`record --samples 4`) that similarity could be held against"
+    "nothing shows whether answers are right: the archive has no labels and no grader that agrees with OpenAI's "
+    "scores (or the tuned model itself hardly passes them), and no repeated answers (`record --samples 4`) to "
+    "compare similarity with"
 )
 
 
@@ -126,10 +127,11 @@ def questions_to_judges(
     judges: Judges,
     sandbox: Choice = "auto",
 ) -> list[Body]:
-    """Return the requests for the judge models: recorded and new answers first, then OpenAI's stored ones.
+    """Return the requests to the judge models: about recorded and new answers first, then about OpenAI's stored ones.
 
     Args:
-        candidate: None before it has answered: a new answer is then assumed to be as long as the recorded one.
+        candidate: the new model; None before it has answered: a new answer is then assumed to be as long as the
+            recorded one.
 
     Raises:
         ArtifactInvalid: as :func:`make_receipt`.
@@ -169,7 +171,7 @@ def _answers(folder: Path, model: str, prompts: Iterable[RecordedPrompt], candid
 def _grader_gate(
     imported: ImportedGrader, check: GraderCheck, pairs: list[ComparedPair], margins: Margins
 ) -> list[MigrationGate]:
-    """Return the gate of one of the user's graders; empty if no recorded prompt is an item of its eval."""
+    """Return the gate of one of the user's graders; none if no recorded prompt is an item of its eval."""
     mine = [pair for pair in pairs if pair.prompt.id in imported.items]
     if not mine or imported.grader is None:
         return []
@@ -204,8 +206,8 @@ def _label_gates(
 
 
 def _similarity_gate(pairs: list[ComparedPair], margins: Margins) -> MigrationGate:
-    """Return the gate on the new answers' similarity to the recorded ones, compared with that of the old model's own
-    further answers.
+    """Return the gate on the similarity of the new answers to the recorded ones, which is compared with the similarity
+    of the old model's own repeated answers.
     """
     again = [pair for pair in pairs if pair.prompt.samples]
     if again:
@@ -213,7 +215,7 @@ def _similarity_gate(pairs: list[ComparedPair], margins: Margins) -> MigrationGa
         return compared(SIMILARITY, old, [_similarity(pair) for pair in again], margins)
     similarities = [_similarity(pair) for pair in pairs]
     mean = sum(similarities) / len(similarities) if similarities else None
-    reason = "shown only: without repeated answers of the old model nothing says how alike is alike enough"
+    reason = "shown only: without repeated answers of the old model, it is unknown how similar answers need to be"
     return MigrationGate(
         SIMILARITY,
         Status.MISSING_EVIDENCE,
@@ -237,8 +239,8 @@ def _self_similarity(prompt: RecordedPrompt) -> float:
 
 
 def _call_gates(pairs: list[ComparedPair], margins: Margins) -> list[MigrationGate]:
-    """Compare whether the new model calls the same functions with the same arguments with how often the old one repeats
-    its own calls.
+    """Compare how often the new model makes the recorded calls (functions and arguments) with how often the old model
+    repeats its own.
     """
     mine = [pair for pair in pairs if pair.prompt.answer.tool_calls]
     if not mine:
@@ -270,8 +272,8 @@ def _form_gates(pairs: list[ComparedPair], margins: Margins) -> list[MigrationGa
 
 
 def _verdict(gates: list[MigrationGate]) -> tuple[Status, str]:
-    """Return the overall verdict of all gates. If the old model hardly ever scores, even nonsense loses little, so its
-    gates prove nothing.
+    """Return the overall verdict of all gates. If the old model's scores are close to zero, even nonsense loses little,
+    so the gates prove nothing.
     """
     blocking = [gate for gate in gates if gate.block]
     for status in (Status.FAILED, Status.MISSING_EVIDENCE):

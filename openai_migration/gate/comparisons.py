@@ -1,6 +1,4 @@
-"""One comparison of a gate: scores of both models against the allowed loss, and which gates with few prompts are only
-shown.
-"""
+"""The comparison of a gate: the scores of both models and the allowed loss; gates with few prompts are only shown."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ class Margins:
 
     Attributes:
         margin: allowed loss of a mean score.
-        by_gate: the same for gates whose names match a pattern such as ``eval:*``; the first match counts.
+        by_gate: the same for gates whose names match a pattern such as ``eval:*``; the first match applies.
         min_prompts: a gate with fewer prompts is shown, and does not count for the verdict.
     """
 
@@ -41,7 +39,7 @@ class Margins:
         return next((margin for pattern, margin in self.by_gate.items() if fnmatchcase(gate, pattern)), self.margin)
 
     def shown(self, gate: MigrationGate) -> MigrationGate:
-        """Return a gate as it counts: one with too few prompts does not block."""
+        """Return a gate, made non-blocking if it has too few prompts."""
         if not gate.block or gate.items + gate.unscored >= self.min_prompts:
             return gate
         why = f"shown only: fewer prompts than --min-prompts {self.min_prompts}"
@@ -51,7 +49,7 @@ class Margins:
 def compared(
     name: str, old: list[float], new: list[float], margins: Margins, *, block: bool = True, reason: str = ""
 ) -> MigrationGate:
-    """Return a gate on scores from 0 to 1, pair by pair: passed if the mean is shown to lose at most the margin."""
+    """Return a gate on paired scores from 0 to 1; it passes if the mean loss is shown to be at most the margin."""
     margin = margins.of(name)
     outcome = compare(old, new, margin, CONFIDENCE)
     return MigrationGate(
@@ -74,7 +72,7 @@ def compared(
 
 
 def rate(name: str, like: int, items: int, least: float, margins: Margins, *, block: bool) -> MigrationGate:
-    """Return a gate on the share of answers that are like the recorded ones; its interval is Wilson's.
+    """Return a gate on the share of answers that resemble the recorded ones, with Wilson's interval.
 
     Args:
         least: the required share; a larger margin lowers it.
@@ -95,11 +93,11 @@ def rate(name: str, like: int, items: int, least: float, margins: Margins, *, bl
 
 
 def with_unscored(gate: MigrationGate, unscored: int, most: float) -> MigrationGate:
-    """Return a gate with prompts that no judge scored. The rest may be the easier ones, so if many are unscored it is
-    not passed.
+    """Return a gate some of whose prompts no judge scored. The scored ones may be easier, so the gate does not pass if
+    many are unscored.
 
     Args:
-        most: largest share that may be without a score.
+        most: largest share of unscored prompts.
     """
     share = unscored / (unscored + gate.items)
     status = Status.MISSING_EVIDENCE if gate.passed and share > most else gate.status

@@ -28,9 +28,9 @@ LEAST_AGREEMENT = 0.99
 SCORE_TOLERANCE = 0.01
 SHOWN_DIFFERENCES = 5
 OF_THE_ANSWER = frozenset({Code.GRADER_SAMPLE_INVALID, Code.GRADER_FAILED})
-"""Codes that give an answer 0, at OpenAI too: it is not JSON where JSON is read, or code raises."""
+"""Error codes that give an answer the score 0, as at OpenAI: it is not JSON where JSON is read, or code raises."""
 OF_THE_JUDGE = frozenset({Code.GRADER_MODEL_REFUSED, Code.GRADER_MODEL_ANSWER_INVALID})
-"""Codes that the judge model is responsible for: no score."""
+"""Error codes for which the judge model is responsible: there is no score."""
 NOT_SENT = ("id",)
 """Fields that OpenAI adds to a criterion."""
 
@@ -42,11 +42,11 @@ class ImportedGrader:
     Attributes:
         name: name of its gate: ``eval:EVAL/CRITERION``.
         result_names: its names in OpenAI's results.
-        grader: None if it cannot be one here; ``refused`` gives the reason.
+        grader: None if it cannot be used here; ``refused`` gives the reason.
         items: items of the eval, by the id of the prompt that was made from them.
         outputs: OpenAI's stored answers to the eval's items, with their scores.
         sandbox: sandbox for code.
-        judges: answers for a model as the grader.
+        judges: answers of the judge models.
     """
 
     name: str

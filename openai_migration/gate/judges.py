@@ -1,4 +1,4 @@
-"""Judge models for the graders of evals: which model of the installation each one is, its requests, its answers."""
+"""Judge models for the graders of evals: the installation's model for each, its requests and its answers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Judges:
     known: Mapping[str, NewAnswer] = field(default_factory=dict)
 
     def seated(self, grader: Grader) -> Grader:
-        """Return the grader with the judge models of this installation.
+        """Return the grader with its models replaced by this installation's judge models.
 
         Raises:
             InvalidRequest: ``GRADER_UNSUPPORTED``: one of its models has no counterpart.
@@ -73,7 +73,7 @@ class Judges:
         """
         answer = self.known.get(digest_json(bounded(question)))
         if answer is None:
-            raise Unscored("no judge was requested")
+            raise Unscored("no judge was chosen")
         if answer.code:
             raise Unscored(answer.code)
         if answer.adapter and answer.adapter == self.candidate:
@@ -82,7 +82,7 @@ class Judges:
 
 
 def judge_models(contents: ArchiveContents, project: str) -> list[str]:
-    """Return OpenAI's names of the models that the graders of a project's evals use."""
+    """Return the OpenAI names of the models that the graders of a project's evals use."""
     criteria = (
         grader for evaluation in contents.items(project, "evals") for grader in evaluation.get("testing_criteria") or []
     )
@@ -98,10 +98,10 @@ def _models_of(criterion: Mapping[str, Any]) -> Iterator[str]:
 
 
 def find_judges(client: httpx.Client, names: Iterable[str], choices: Mapping[str, str], candidate: Candidate) -> Judges:
-    """Return, for each name, the model of the installation that judges in its place.
+    """Return, for each name, the installation's model that judges instead.
 
     Args:
-        choices: the user's choice, by the name in graders; the empty name stands for all others.
+        choices: the user's choices, by the name in graders; the empty name stands for all other names.
 
     Raises:
         Unauthenticated, Forbidden, Unavailable: as :func:`resolve`.
@@ -126,7 +126,7 @@ def find_judges(client: httpx.Client, names: Iterable[str], choices: Mapping[str
 
 
 def _refusal(name: str, why: str) -> InvalidRequest:
-    message = f"The grader asks the model {name}, {why}."
+    message = f"The grader uses the model {name}, {why}."
     remedy = f"Name a judge model of the installation: --judge '{name}=NAME'."
     return InvalidRequest(Code.GRADER_UNSUPPORTED, message, remedy=remedy, param="model")
 

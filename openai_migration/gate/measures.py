@@ -1,4 +1,4 @@
-"""Measures that compare two answers to one prompt: labels, similarity, and forms that a program relies on."""
+"""Measures that compare two answers to one prompt: labels, similarity, and formats that a program relies on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH_RATIO = 2.0
 """An answer between half and twice the recorded length counts as equally long."""
 
 Measure = Callable[[RecordedPrompt, GateAnswer], float | None]
-"""A score from 0 to 1 of an answer; None if it does not apply to the prompt."""
+"""A function that scores an answer from 0 to 1; it returns None if the measure does not apply to the prompt."""
 
 
 def resemblance(answer: GateAnswer, other: GateAnswer) -> float:
@@ -46,11 +46,11 @@ def matches_label(answer: GateAnswer, label: GateAnswer) -> dict[str, float]:
 
 
 def same_calls(answer: GateAnswer, other: GateAnswer) -> float:
-    """Return how far two answers make the same tool calls, from 0 to 1.
+    """Return the agreement of two answers' tool calls, from 0 to 1.
 
     Returns:
-        0 unless both call the same functions in the same order; else the share of all their arguments, by name, that are equal as JSON. A
-        call without arguments counts as one argument.
+        0 unless both call the same functions in the same order; otherwise the share of all arguments that both have, by
+        name, with equal JSON. A call without arguments counts as one argument.
     """
     ours, theirs = ([_call(call) for call in side.tool_calls] for side in (answer, other))
     if [name for name, _ in ours] != [name for name, _ in theirs]:
@@ -117,7 +117,7 @@ def schema_valid(prompt: RecordedPrompt, answer: GateAnswer) -> float | None:
 
 def tool_calls_valid(prompt: RecordedPrompt, answer: GateAnswer) -> float | None:
     """Score whether the answer calls tools of the request with arguments that fit their schemas, if the recorded answer
-    calls some.
+    calls any.
     """
     if not prompt.answer.tool_calls:
         return None
@@ -163,9 +163,10 @@ PAIRED: dict[str, Measure] = {
     "tool_calls_valid": tool_calls_valid,
     "finished": finished,
 }
-"""Forms in which the new model must not be worse than the old one."""
+"""Format measures in which the new model must not be worse than the old one."""
 ALIKE: dict[str, tuple[Measure, float]] = {"writing_system": (writing_system, 0.95), "length": (length, 0.8)}
-"""Forms that are compared with the recorded answer, and the minimum share of answers that must be like it; a larger
-margin lowers it."""
+"""Format measures that compare with the recorded answer, and the minimum share of answers that must match it; a larger
+margin lowers the share.
+"""
 SHOWN_ONLY = frozenset({"length"})
-"""A shorter answer may be the better one."""
+"""Measures that are only shown: a shorter answer, for example, may be better."""

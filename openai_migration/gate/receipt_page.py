@@ -42,17 +42,21 @@ def print_receipt(archive: Path, receipt: MigrationReceipt) -> None:
 def _advice(receipt: MigrationReceipt) -> str:
     """Return the next step, or a limitation of the verdict."""
     if receipt.counts.nothing_measured:
-        return "fix the causes of the refusals, on the installation or with another --candidate, and run `gate` again"
+        return "fix the causes of the refusals on the installation, or choose another --candidate, and run `gate` again"
     if receipt.verdict is Status.MISSING_EVIDENCE:
         return (
-            "to decide it, record more prompts, or allow a larger loss with --margin, of one gate alone with --margin GATE=LOSS; --min-prompts "
-            "leaves out gates of few prompts; each gate says what it lacks"
+            "to decide it, record more prompts, or allow a larger loss with --margin (for a single gate: --margin "
+            "GATE=LOSS); --min-prompts leaves out gates with few prompts; each gate shows how many prompts it lacks"
         )
     if receipt.verdict is Status.FAILED:
-        return "to train it better: `plan --bases` with a larger base, or more epochs in plans/; then `train` and `gate` again"
+        return (
+            "to train it better: `plan --bases` with a larger base, or more epochs in plans/; then `train` and "
+            "`gate` again"
+        )
     if receipt.largest_margin > LARGE_MARGIN:
         return (
-            f"a margin of {receipt.largest_margin:g} proves little: the gate passes even if each score loses this much"
+            f"a margin of {receipt.largest_margin:g} proves little: the gate passes even if the mean score drops by "
+            "this much"
         )
     return ""
 

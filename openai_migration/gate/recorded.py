@@ -1,4 +1,4 @@
-"""Recorded answers, and the archive's further facts on their prompts: the label of a validation row, the item of an
+"""Recorded answers, and other data of the archive about their prompts: the label of a validation row, the item of an
 eval.
 """
 
@@ -27,7 +27,7 @@ class GateAnswer:
 
     Attributes:
         text: its content; empty for an answer that only calls tools.
-        finish_reason: OpenAI's name for it; empty if it was not given.
+        finish_reason: OpenAI's ``finish_reason``; empty if it was missing.
     """
 
     text: str = ""
@@ -50,8 +50,8 @@ class RecordedPrompt:
     Attributes:
         request: the sent request, without model and sampling.
         sampling: how the first answer was sampled.
-        samples: further answers of the tuned model, at production temperature.
-        control: the base's answer; None if it got no request.
+        samples: repeated answers of the tuned model, at production temperature.
+        control: the base's answer; None if the base got no request.
     """
 
     id: str
@@ -76,7 +76,7 @@ def answer_of(completion: dict[str, Any]) -> GateAnswer:
 
 
 def calls_of(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the tool calls of a message, including those of the format before tools."""
+    """Return the tool calls of a message, including calls in the older ``function_call`` format."""
     if isinstance(message.get("tool_calls"), list):
         return [call for call in message["tool_calls"] if isinstance(call, dict)]
     legacy = message.get("function_call")
@@ -84,7 +84,7 @@ def calls_of(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def recorded_models(folder: Path) -> dict[str, str]:
-    """Return tuned models with recorded answers, and the project of each."""
+    """Return the tuned models with recorded answers, each with its project."""
     projects = {}
     for path in sorted((folder / GOLDEN).glob("*/*.jsonl")):
         if lines := path.read_bytes().splitlines():
@@ -96,8 +96,8 @@ def recorded_prompts(folder: Path, project: str, model: str) -> list[RecordedPro
     """Return the prompts that the tuned model answered.
 
     Raises:
-        ArtifactInvalid: a line cannot be read, is not a recorded prompt, or has an answer that differs from the kept
-            one.
+        ArtifactInvalid: a line cannot be read, is not a recorded prompt, or has an answer that differs from the stored
+            body.
     """
     path = folder / golden_file(project, model)
     prompts = []
@@ -124,7 +124,7 @@ def recorded_prompts(folder: Path, project: str, model: str) -> list[RecordedPro
 
 
 def labels(contents: ArchiveContents, project: str, model: str) -> dict[str, GateAnswer]:
-    """Return the answers that the rows of the model's validation files teach, by the prompt's id."""
+    """Return the answers in the rows of the model's validation files, by the prompt's id."""
     by_prompt: dict[str, GateAnswer] = {}
     for job in contents.jobs(project):
         path = contents.file(project, str(job.get("validation_file")))

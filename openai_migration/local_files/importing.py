@@ -1,5 +1,5 @@
-"""Writes the results of ``export`` and ``record`` for local files, in a project of its own, so that every later step
-accepts it.
+"""Writes local files in the form that ``export`` and ``record`` produce, as a separate project, so that every later
+step accepts them.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class ImportedFiles:
     """Result of an import.
 
     Attributes:
-        prompts: prompts with an answer of the tuned model.
-        answers: answers of it and of its base.
-        left_out: answers that were not taken, by reason.
-        again: lines with the completion of another line, by its id; they are not taken.
-        alike: lines without an id that equal another line; they count as repeated answers.
-        scored: answers with stored scores of the graders.
+        prompts: number of prompts with an answer of the tuned model.
+        answers: number of its answers and its base's.
+        left_out: number of answers left out, by reason.
+        again: number of lines left out because they have the completion id of another line.
+        alike: number of lines without an id that equal another line; they count as repeated answers.
+        scored: number of answers with stored scores of the graders.
     """
 
     prompts: int = 0
@@ -73,7 +73,7 @@ class ImportedFiles:
 
 @dataclass(frozen=True, slots=True)
 class ReadFiles:
-    """Content of files, read and checked; ``done`` counts it."""
+    """Content of files, read and checked; ``done`` holds the counts."""
 
     files: LocalFiles
     graders: list[Item]
@@ -116,9 +116,7 @@ def write_files(archive: Archive, read: ReadFiles) -> None:
 
 
 def _each_once(recorded: Iterable[RecordedAnswer], done: ImportedFiles) -> Iterator[RecordedAnswer]:
-    """Yield answers, each completion once. Without an id it is unknown whether equal answers are one or two, so both
-    are kept.
-    """
+    """Yield answers, each completion once. Without ids, equal answers may be one completion or two, so both are kept."""
     ids: set[str] = set()
     texts: set[str] = set()
     for answer in recorded:
@@ -133,7 +131,7 @@ def _each_once(recorded: Iterable[RecordedAnswer], done: ImportedFiles) -> Itera
 
 
 def _comparable(recorded: Iterable[RecordedAnswer], training: Path, left_out: Counter[str]) -> Iterator[RecordedAnswer]:
-    """Yield answers to prompts that the model was not trained on, since training would favour it."""
+    """Yield the answers to prompts that the model was not trained on, because training on them would favour it."""
     trained = TrainedPrompts([training])
     for answer in recorded:
         if reason := trained.reason(answer.request["messages"]):
@@ -206,7 +204,7 @@ def _add_eval(archive: Archive, model: str, graders: list[Item], answers: list[R
 
 
 def _add_answers(archive: Archive, model: str, answers: list[RecordedAnswer]) -> None:
-    """Write each answer and ``golden/…``. Further answers to one prompt are the model's samples."""
+    """Write each answer and ``golden/…``. Repeated answers to one prompt are stored as the model's samples."""
     lines: dict[str, dict[str, Any]] = {}
     sampled: Counter[tuple[str, str]] = Counter()
     for answer in answers:
@@ -246,7 +244,7 @@ def _add_page(archive: Archive, path: str, parts: tuple[str, ...], items: list[I
 def _add(
     archive: Archive, path: str, parts: tuple[str, ...], content: bytes, query: dict[str, str] | None = None
 ) -> ArchiveEntry:
-    """Store a body; its method and status show that no request was sent for it."""
+    """Store a body with a method and status which show that no request was sent for it."""
     with archive.body() as body:
         body.write(content)
         entry = ArchiveEntry(PROJECT, "IMPORT", path, query or {}, 0, now(), file_name(PROJECT, *parts))

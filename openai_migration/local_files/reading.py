@@ -23,11 +23,11 @@ SHOWN_FAULTS = 10
 
 
 class LineFault(ValueError):
-    """Why a line is not a recorded answer."""
+    """The reason why a line is not a recorded answer."""
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True):
-    """A line of a file of answers, read.
+    """A parsed line of an answers file.
 
     Attributes:
         item: the value of ``item`` in graders.
@@ -109,11 +109,12 @@ def _response(row: dict[str, Any]) -> dict[str, Any]:
         return {"object": "chat.completion", "choices": choices}
     if choices is None:
         raise LineFault(
-            "`choices` or `answer` (a string) is missing; a row's last turn is its label, not the model's answer"
+            "`choices` or `answer` (a string) is missing; the last turn of a training row is its label, not the "
+            "model's answer"
         )
     first = choices[0] if isinstance(choices, list) and choices else None
     if answer is not None or not isinstance(first, dict) or not isinstance(first.get("message"), dict):
-        raise LineFault("`choices` is not a list of {message}, or `answer` is there too")
+        raise LineFault("`choices` is not a list of {message}, or `answer` is given as well")
     message = first["message"]
     if (
         not isinstance(message.get("content"), str)
@@ -125,7 +126,7 @@ def _response(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sampling(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the line's sampling settings, over temperature 0 and the seed of `record`."""
+    """Return the line's sampling settings; the defaults are temperature 0 and the seed of `record`."""
     settings = {name: row[name] for name in SAMPLING if _is_number(row.get(name))}
     bound = next((row[name] for name in BOUNDS if _is_number(row.get(name))), None)
     return GREEDY | settings | ({"max_completion_tokens": bound} if bound else {})

@@ -1,4 +1,4 @@
-"""The report for the person who signs: which parts of each tuned model were kept, lost and proven, as one HTML file.
+"""The report for sign-off, as one HTML file: for each tuned model, what was kept, lost and proven.
 
-Start with `facts.py`. Imports `shared` and the steps before.
+Start with `facts.py`. Imports `shared` and the preceding steps.
 """

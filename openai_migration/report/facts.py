@@ -1,4 +1,4 @@
-"""Facts of an archive about each tuned model, whichever steps were done. Start reading here; `page.py` renders them as
+"""The archive's facts about each tuned model, whichever steps were done. Start reading here; `page.py` renders them as
 a page.
 
 Nothing is sent: days left are computed from the dates in the archive.
@@ -36,7 +36,7 @@ from shared.hashing import digest_json
 
 SWITCH = "switch"
 LONGEST_SHOWN = 2_000
-"""Characters of a prompt or an answer that are shown."""
+"""Largest number of characters of a prompt or an answer that are shown."""
 
 
 class Switched(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class ConvertedRows(msgspec.Struct, frozen=True):
-    """Outcome of the rows of a file of the model's jobs; ``lines`` is None for a file that is missing."""
+    """Conversion outcome for a file of the model's jobs; ``lines`` is None if the file is missing."""
 
     name: str
     lines: int | None = None
@@ -77,8 +77,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
     Attributes:
         files: the files of its jobs, and whether the archive has their content.
-        recorded: prompts with an answer of the model, by source.
-        favoured: whether these prompts were trained on, which favours the old model.
+        recorded: number of prompts with an answer of the model, by source.
+        favoured: whether the model was trained on these prompts, which favours it.
         trained: successors, by base: the job's state or the adapter.
         continued_from: the tuned model that its job continued from.
     """
@@ -148,7 +148,7 @@ def collect(folder: Path, today: date, samples: int) -> Facts:
     """Collect the facts of an archive.
 
     Args:
-        samples: number of prompts per model that are shown with their answers; for half of them, those whose answers
+        samples: number of prompts per model that are shown with their answers; half of them are those whose answers
             differ most.
 
     Raises:
@@ -185,8 +185,8 @@ def collect(folder: Path, today: date, samples: int) -> Facts:
 
 
 def _endings(contents: ArchiveContents) -> dict[str, tuple[str, ModelEnding]]:
-    """Return project and end of each tuned model, from the inventory and the export; checkpoints belong to their
-    models.
+    """Return the project and end date of each tuned model, from the inventory and the export; checkpoints count as
+    their model.
     """
     endings: dict[str, tuple[str, ModelEnding]] = {}
     path = contents.folder / INVENTORY

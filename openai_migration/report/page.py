@@ -10,13 +10,13 @@ from openai_migration.report.facts import Facts, ModelFacts
 from shared.statistics.paired import Status
 
 NOT_OFFERED = (
-    ("Moderation", "OpenAI screened training data and finished models. Mens does not; you can run a guard model before your program."),
-    ("Batches", "Mens has no batch API; a loop of requests does the same, at once and without a discount."),
-    ("Images and audio", "Bases here read and write text. Rows with images were dropped instead of being trained on without them."),
+    ("Moderation", "OpenAI screened training data and finished models. Mens does not; you can run a guard model in front of your program."),
+    ("Batches", "Mens has no batch API; a loop of requests does the same, immediately but without a discount."),
+    ("Images and audio", "Bases here read and write only text. Rows with images were dropped, not trained on without their images."),
     ("Assistants, vector stores, stored responses, realtime", "Mens offers none of these."),
     ("The same answers", "Another base has different knowledge, refusals and tone; token counts differ by tens of per cent."),
 )  # fmt: skip
-AZURE_SOURCE = "As Microsoft has published it, read in November 2026"
+AZURE_SOURCE = "As published by Microsoft, read in November 2026"
 AZURE = (
     ("fine-tunes of gpt-4o and gpt-4o-mini", "can be deployed until 1 October 2027"),
     ("fine-tunes of the gpt-4.1 family", "can be deployed until 14 October 2027"),
@@ -34,7 +34,7 @@ STEPS = {
     "switch": "names were switched",
 }
 REPLACED_BY_IMPORT = ("inventory", "export", "record")
-"""Steps that an archive made of files does not need."""
+"""Steps that an archive created from local files does not need."""
 
 
 def render_page(facts: Facts) -> str:
@@ -74,14 +74,14 @@ def _number(value: float | None) -> str:
 
 
 def _proof(model: ModelFacts) -> str:
-    """Describe in a few words what is proven about a model's successor."""
+    """Summarise in a few words what is proven about a model's successor."""
     if model.receipt is None:
         return "not compared" if model.recorded else "cannot be compared: nothing was recorded"
     if model.receipt.counts.nothing_measured:
         return "not measured: the installation refused every prompt"
     proven = {
         Status.PASSED: f"not worse than the tuned model by more than {model.receipt.largest_margin:g}",
-        Status.FAILED: "worse than the tuned model, or not proven to be as good",
+        Status.FAILED: "worse than the tuned model, or not proven as good",
         Status.MISSING_EVIDENCE: "not decided: too few answers to compare",
     }
     return proven[model.receipt.verdict]

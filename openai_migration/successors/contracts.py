@@ -1,4 +1,6 @@
-"""Converts a job at OpenAI to the contract that trains its successor: what is taken, what is dropped, and why. Pure."""
+"""Converts a job at OpenAI to the contract that trains its successor: the values that are kept or dropped, each with
+the reason. Pure.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ class ConvertedModel:
         train: its converted training file.
         rows: number of rows of that file.
         validation: its converted validation file, if it had one.
-        method: decides what its rows are.
+        method: training method, which determines the kind of its rows.
     """
 
     project: str
@@ -147,13 +149,16 @@ def successor_sections(
     pairs = model.method is ConvertedMethod.DPO
     rules = auto_exec(model.rows, base_rate, pairs=pairs)
     sources = [_epochs(hyperparameters.get("n_epochs"), rules), _batch_size(hyperparameters.get("batch_size"), rules)]
-    rate = "Mens' rule for this base; OpenAI's number is not used, because it multiplies a rate that OpenAI does not publish"
+    rate = (
+        "Mens' rule for this base; OpenAI's multiplier is not used, because OpenAI does not publish the rate that it "
+        "multiplies"
+    )
     sources.append(
         Source("exec.learning_rate", hyperparameters.get("learning_rate_multiplier"), rules["learning_rate"], rate)
     )
     seed = model.job.get("seed")
     if isinstance(seed, int) and 0 <= seed <= LARGEST_SEED:
-        sources.append(Source("exec.seed", seed, seed, "used for the order of rows; results still differ"))
+        sources.append(Source("exec.seed", seed, seed, "used for the order of rows; results differ all the same"))
     validation = "separate file" if model.validation else "OpenAI trains on every row, so none is held out"
     sources.append(Source("data.validation_split_ratio", model.job.get("validation_file"), 0.0, validation))
     sections: dict[str, Any] = {"model": {"hf_repo": base}, "exec": {"grad_accum": 1}, "data": {}, "artifact": {}}
@@ -176,7 +181,7 @@ def successor_name(model: str) -> str:
 
 
 def _hyperparameters(job: Item) -> dict[str, Any]:
-    """Return a job's hyperparameters, from the field that jobs of its age use."""
+    """Return a job's hyperparameters; older jobs have them in a different field."""
     method = job.get("method") or {}
     return (method.get(method.get("type")) or {}).get("hyperparameters") or job.get("hyperparameters") or {}
 
@@ -201,16 +206,19 @@ def _batch_size(original: Any, rules: Mapping[str, float]) -> Source:
 
 
 def _preference(beta: Any) -> Iterator[Source]:
-    """Yield the values of a job on preferences."""
+    """Yield the values of a preference-tuning job."""
     yield Source("method.type", "dpo", "dpo", "used: the rows are pairs of answers")
     if isinstance(beta, int | float) and 0 < beta <= MAX_BETA:
         yield Source("preference.beta", beta, beta, "used: it means the same in both systems")
 
 
 def _dropped(job: Item, hyperparameters: Mapping[str, Any], *, pairs: bool = False) -> Iterator[Source]:
-    """Yield the values of a job that have no place in its successor's contract."""
+    """Yield the values of a job that its successor's contract has no field for."""
     if is_tuned(parent := str(job.get("model") or "")):
-        chain = f"dropped: OpenAI's job continued from {parent}; train its successor first, then set adapter.continue_from to that"
+        chain = (
+            f"dropped: OpenAI's job continued from {parent}; train its successor first, then set "
+            "adapter.continue_from to that"
+        )
         yield Source("model", parent, None, chain)
     used = {"n_epochs", "batch_size", "learning_rate_multiplier"} | ({"beta"} if pairs else set())
     for name in sorted(hyperparameters.keys() - used):

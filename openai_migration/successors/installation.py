@@ -1,5 +1,5 @@
-"""The installation that successors are trained on: requests that raise Mens' own errors, and uploads without
-repetition.
+"""The installation that successors are trained on: requests that raise Mens' own errors, and uploads that are never
+repeated.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Installation:
 
 
 def _error_of(response: httpx.Response) -> MensError:
-    """Return one of our own errors from a response; for another program's response, its content."""
+    """Return Mens' error in a response; if another program responded, an error with the content."""
     kind = NotFound if response.status_code == httpx.codes.NOT_FOUND else MensError
     try:
         error = response.json()["error"]

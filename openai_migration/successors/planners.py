@@ -1,6 +1,4 @@
-"""Checks whether a successor can be trained on a base: with the installation itself, or with this machine if none is
-configured.
-"""
+"""Checks whether a successor can be trained on a base: on the installation, or on this machine if none is configured."""
 
 from __future__ import annotations
 
@@ -30,13 +28,13 @@ class Planner(Protocol):
     place: str
 
     def bases(self) -> Mapping[str, float | None]:
-        """Return the names of the catalogue's bases, each with its own learning rate if it has one."""
+        """Return the catalogue's bases by name, each with its own learning rate, or None."""
 
     def plan(self, sections: dict[str, Any], train: Path, validation: Path | None) -> dict[str, Any]:
         """Return the plan and the preflight's findings, as ``POST /v1/plans`` returns them.
 
         Raises:
-            MensError: the job could not run there.
+            MensError: the job cannot run there.
         """
 
 
@@ -90,7 +88,7 @@ class LocalPlanner:
 
 
 def with_files(sections: dict[str, Any], train: str, validation: str | None) -> dict[str, Any]:
-    """Return a contract with the ids of its files."""
+    """Return a contract with the ids of its files inserted."""
     files = {"train_file": train} | ({"validation_file": validation} if validation else {})
     return sections | {"data": sections.get("data", {}) | files}
 

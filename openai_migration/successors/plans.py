@@ -1,4 +1,4 @@
-"""Plans of successors: for a tuned model and a base the contract, the origins of its values, and the requirements of
+"""Plans of successors: for a tuned model and a base, the contract, the origins of its values, and the requirements of
 training.
 """
 
@@ -28,14 +28,14 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 class TrainingEstimate(msgspec.Struct, frozen=True):
-    """Requirements of training, as the preflight reports them; None is unknown.
+    """Requirements of training, as the preflight reports them; None means unknown.
 
     Attributes:
-        parameters: parameters of the base.
-        context: tokens that the base can read.
-        tokens: trained tokens of all epochs.
+        parameters: number of parameters of the base.
+        context: context length of the base, in tokens.
+        tokens: number of trained tokens in all epochs.
         memory_bytes: memory needed on the device; ``memory_budget`` is the available part.
-        seconds: duration by the rate of earlier jobs on this base.
+        seconds: duration, estimated from the speed of earlier jobs on this base.
     """
 
     parameters: int
@@ -55,7 +55,7 @@ class SuccessorPlan(msgspec.Struct, frozen=True):
         name: name of the adapter.
         contract: sections of the fine-tune contract, without the files' ids.
         sources: origins of its values.
-        warnings: parts of the rows that will not be trained as they stand.
+        warnings: rows that will not be trained on unchanged.
         planned_for: the installation, or the machine.
     """
 
@@ -75,7 +75,7 @@ class SuccessorPlan(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Digest of contract and data, which identifies equal trainings."""
+        """Digest of contract and data; equal trainings have equal digests."""
         data = [rows and rows.sha256 for rows in (self.train, self.validation)]
         return digest_json({"contract": self.contract, "data": data, "name": self.name})
 
@@ -123,7 +123,7 @@ def _plan(
 ) -> SuccessorPlan:
     preflight, planned = answer["preflight"], answer["plan"]
     needs, seq_len = preflight["estimate"], planned["contract"]["exec"]["seq_len"]
-    reason = "tokens of the longest row, within the limits of base and memory"
+    reason = "tokens of the longest row, within the limits of the base and the memory"
     return SuccessorPlan(
         model=model.name,
         project=model.project,
@@ -175,7 +175,7 @@ def rows_of(folder: Path, rows: Rows) -> Path:
     """Return the file of a plan's rows.
 
     Raises:
-        ArtifactInvalid: it differs from the planned one.
+        ArtifactInvalid: it differs from the file that was planned.
     """
     path = folder / rows.path
     if not path.is_file() or digest_file(path) != rows.sha256:

@@ -1,5 +1,5 @@
-"""The switch: moves a successor's alias, and lets the tuned model's name stand for it. Without a passed gate this
-requires a reason.
+"""The switch: moves an alias to the successor, and maps the tuned model's name to the alias. If the gate did not pass,
+a reason is required.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Switch(msgspec.Struct, frozen=True):
     Attributes:
         verdict: verdict of the receipt; empty without a receipt.
         receipt: SHA-256 of the receipt; empty without a receipt.
-        override_reason: why it was done without a passed gate; empty if the gate passed.
+        override_reason: why the switch was made without a passed gate; empty if the gate passed.
     """
 
     model: str
@@ -48,7 +48,7 @@ class Switch(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class AliasSwitch:
-    """A switch that may be made: the alias, the adapter, and the entries for the histories."""
+    """A permitted switch: the alias, the adapter, and the entries for the histories."""
 
     model: str
     alias: str
@@ -60,7 +60,7 @@ class AliasSwitch:
 
 
 def prepare(folder: Path, model: str, alias: str, *, adapter: str = "", override_reason: str = "") -> AliasSwitch:
-    """Prepare the switch of a tuned model's name, allowed by its receipt or by an override.
+    """Prepare the switch of a tuned model's name, if its receipt or an override allows it.
 
     Args:
         adapter: id of the successor; empty: the one that the gate compared, or the only one that was trained.
@@ -87,7 +87,7 @@ def prepare(folder: Path, model: str, alias: str, *, adapter: str = "", override
 
 
 def switch(folder: Path, installation: Installation, move: AliasSwitch, *, take_alias: bool = False) -> Switch:
-    """Move the alias to the adapter, and let the tuned model's name stand for the alias. A repeated call moves nothing.
+    """Move the alias to the adapter, and map the tuned model's name to the alias. Repeating the call changes nothing.
 
     Args:
         take_alias: whether an existing alias that does not belong to this model may be moved.
@@ -103,7 +103,10 @@ def switch(folder: Path, installation: Installation, move: AliasSwitch, *, take_
         raise Conflict(
             Code.ALIAS_TAKEN,
             f"The alias {move.alias!r} already exists and points to {alias['adapter_id']}.",
-            remedy=f"Choose another: --model {move.model} --alias NAME. To move that one, name it there.",
+            remedy=(
+                f"Choose another name: --model {move.model} --alias NAME. To move the existing alias, give its name "
+                "there."
+            ),
             param="alias",
         )
     moved = installation.call("PUT", alias_path, json={"adapter": move.adapter, "reason": move.reason})
@@ -126,7 +129,9 @@ def switch(folder: Path, installation: Installation, move: AliasSwitch, *, take_
 
 
 def aliases_for(models: Iterable[str]) -> dict[str, str]:
-    """Return a name for each model's alias: its suffix; with the last part of its name if several have that suffix."""
+    """Return an alias name for each model: its suffix, followed by the last part of its name if several models have
+    that suffix.
+    """
     names = {model: successor_name(model) for model in models}
     taken = list(names.values())
     return {
@@ -138,7 +143,7 @@ def aliases_for(models: Iterable[str]) -> dict[str, str]:
 def _refusal(folder: Path, model: str, receipt: MigrationReceipt | None, adapter: str) -> str:
     """Return why a receipt does not allow the switch; empty if it does."""
     if receipt is None:
-        return "no gate has written a receipt"
+        return "no gate was run"
     if receipt.verdict is not Status.PASSED:
         return f"the gate's verdict is {receipt.verdict}: {receipt.reason}"
     if len(receipt.adapters) != 1:
@@ -162,5 +167,5 @@ def _adapter_of(folder: Path, model: str, receipt: MigrationReceipt | None) -> s
     if len(trained) != 1:
         names = ", ".join(trained) or "none"
         message = f"{model} has several possible successors: {names}."
-        raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Name it: --adapter ID, or run `train` first.")
+        raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Name one with --adapter ID, or run `train` first.")
     return trained[0]

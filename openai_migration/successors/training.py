@@ -1,4 +1,4 @@
-"""Training of planned successors: one job each, which later runs find again; a failed one does not stop the others."""
+"""Training of planned successors: one job each, which later runs find again; a failed job does not stop the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Training(msgspec.Struct, frozen=True):
         plan: digest of the contract and the data.
         state: state of the job, as last seen.
         adapter: the adapter's id, once it exists.
-        error: why it failed: code and message; empty otherwise.
+        error: code and message if it failed; empty otherwise.
     """
 
     model: str
@@ -78,7 +78,7 @@ def training_file(project: str, model: str, base: str) -> str:
 
 
 def read_training(folder: Path, plan: SuccessorPlan) -> Training | None:
-    """Read the training of a plan; return None if none was started.
+    """Read a plan's training; return None if it was not started.
 
     Raises:
         ArtifactInvalid: it cannot be read.

@@ -71,7 +71,7 @@ PULL_AGAIN = {"pull": "the table may have new rows"}
 
 def test_stages_run_once_and_again_after_a_change_with_the_reason(tmp_path: Path) -> None:
     recipe = prepare(tmp_path)
-    later = {"pairs": "depends on the stages before", "mix": "depends on the stages before"}
+    later = {"pairs": "depends on earlier stages", "mix": "depends on earlier stages"}
     assert actions(recipe, dry_run=True) == {"pull": "new", "extract": "new", **later}
     assert not (tmp_path / "corpus").exists()
     assert actions(recipe) == dict.fromkeys(("pull", "extract", "pairs", "mix"), "new")
@@ -186,7 +186,7 @@ def test_generated_rows_and_files_are_filtered_before_they_are_mixed(tmp_path: P
     )
     filters = ("filter corpus/generated", "filter tickets.jsonl")
     assert actions(recipe, dry_run=True) == {
-        "generate": "new", "filter": "depends on the stages before", "mix": "depends on the stages before"
+        "generate": "new", "filter": "depends on earlier stages", "mix": "depends on earlier stages"
     }  # fmt: skip
     assert actions(recipe) == dict.fromkeys(("generate", *filters, "mix"), "new")
     text = (tmp_path / "train.jsonl").read_text()

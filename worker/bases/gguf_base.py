@@ -1,8 +1,8 @@
 """A base's folder from a GGUF file: ``python -m worker.bases.gguf_base FILE.gguf OUT_DIR``.
 
-The blocks are dequantised, and weights, config, tokenizer and chat template are written as transformers saves them. A file
-whose conversion would be a different model is refused: its tensors and the model's must be the same, and its tokenizer must be
-a known one. An error is one line of JSON on stdout; progress goes to stderr.
+The blocks are dequantised, and weights, config, tokenizer and chat template are written as transformers saves them. A
+file whose conversion would give a different model is refused: its tensors must match the model's, and its tokenizer
+must be a known one. An error is one line of JSON on stdout; progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shared.preflight.base_model import preflight_model
 from worker.child_runtime import is_out_of_memory, out_of_memory, print_error
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16}
-"""Types that weights keep; blocks become bfloat16, as the models were published."""
+"""Types of weights that are kept; quantised blocks become bfloat16, the type in which the models were published."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +54,7 @@ def write_base(file: Path, out: Path) -> None:
             :func:`preflight_model`. JobFailed: ``OUT_OF_MEMORY``.
     """
     if out.exists():
-        raise FileExistsError(f"{out} exists already; a base model is never overwritten")
+        raise FileExistsError(f"{out} already exists; a base model is never overwritten")
     disable_progress_bar()
     set_verbosity_error()
     warnings.simplefilter("ignore")
@@ -91,7 +91,7 @@ def write_base(file: Path, out: Path) -> None:
 
 
 def _load(file: Path, source: Path, header: GgufHeader) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load model and tokenizer of the checked file, which is ``model.gguf`` in a folder of its own.
+    """Load the model and tokenizer of the checked file, which is ``model.gguf`` in a folder that contains nothing else.
 
     Raises:
         ArtifactInvalid: ``GGUF_INVALID``: the model's tensors differ from the file's.
@@ -113,13 +113,13 @@ def _load(file: Path, source: Path, header: GgufHeader) -> tuple[PreTrainedModel
     stored = sum(tensor.elements for name, tensor in header.tensors.items() if _block(name) < layers)
     taken = sum(parameter.numel() for parameter in model.parameters())
     if stored != taken:
-        raise invalid(file, f"its tensors have {stored} elements, and a model of its architecture {taken}")
+        raise invalid(file, f"its tensors have {stored} elements, but a model of its architecture has {taken}")
     return model, tokenizer
 
 
 def _block(name: str) -> int:
-    """Return the number of a tensor's block; -1 outside the blocks. Blocks after the last layer predict further tokens,
-    and are left out.
+    """Return the number of a tensor's block; -1 outside the blocks. Blocks after the last layer, which predict
+    additional tokens, are left out.
     """
     parts = name.split(".")
     return int(parts[1]) if parts[0] == "blk" and parts[1].isdigit() else -1

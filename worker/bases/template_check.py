@@ -1,8 +1,8 @@
 """Compares an imported adapter's chat template with its base's: ``python -m worker.bases.template_check plan.json run_dir/``.
 
 A tenant's template is a foreign program: its loops, doubled values and filters can take any time and memory. So it runs
-in this process alone, whose processor time and memory are limited; where the kernel can do that, it reads no other files
-and makes no network connection, and starts no process. It loads no weights and no torch.
+in this process alone, whose processor time and memory are limited; if the kernel supports it, the process also cannot
+read other files, open network connections or start processes. It loads no weights and no torch.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from worker.run_folder import TemplateCheck
 
 MAX_TEMPLATE_BYTES = 1 << 20
 CPU_SECONDS = 30
-"""For the few short chats, which take a usual template some milliseconds."""
+"""Limit for rendering the few short chats, which takes a usual template some milliseconds."""
 MEMORY_BYTES = 1 << 30
-"""In addition to what this process has when it has loaded the base's tokenizer."""
+"""Limit on the memory beyond that in use once the base's tokenizer is loaded."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,15 +58,17 @@ def compare(check: TemplateCheck, run_dir: Path) -> None:
 
 
 def limit_process() -> None:
-    """Limit processor time and memory from now on: the kernel ends this process, or refuses it more memory."""
+    """Limit processor time and memory from now on: the kernel ends a process that exceeds the time, and refuses memory
+    beyond the limit.
+    """
     limits.limit_added_processor_time(CPU_SECONDS)
     limits.limit_added_memory(MEMORY_BYTES)
     limits.dump_nothing()
 
 
 def confine(run_dir: Path) -> None:
-    """Give up all files but the run folder and those that an import reads, and the system calls that graders may not make.
-    A kernel without Landlock or seccomp leaves the limits alone, which the log says.
+    """Give up access to all files except the run folder and those that an import reads, and to the system calls that
+    are forbidden to graders. On a kernel without Landlock or seccomp, only the limits apply, and the log says so.
     """
     packages = [Path(__file__).parents[1], Path(__file__).parents[2] / "shared"]
     steps: dict[str, Callable[[], None]] = {
@@ -81,8 +83,8 @@ def confine(run_dir: Path) -> None:
 
 
 def refuse_difference(tokenizer: Tokenizer, source: str) -> None:
-    """Refuse a template that gives other tokens for a plain chat than the base's, or that refuses a chat which the
-    base's takes.
+    """Refuse a template that gives different tokens from the base's for a plain chat, or that rejects a chat that the
+    base's accepts.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``, with the first difference. InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
@@ -94,7 +96,10 @@ def refuse_difference(tokenizer: Tokenizer, source: str) -> None:
         if chat.name not in own:
             raise _mismatch(f"refuses the probe chat {chat.name!r}, which the base's accepts", {"chat": chat.name})
         if difference := first_difference(own[chat.name], served):
-            where = f"has token {difference['trainer_id']} at position {difference['position']} of the probe chat {chat.name!r}"
+            where = (
+                f"has token {difference['trainer_id']} at position {difference['position']} of the probe chat "
+                f"{chat.name!r}"
+            )
             raise _mismatch(f"{where}, but the base's has {difference['server_id']}", {"chat": chat.name, **difference})
 
 

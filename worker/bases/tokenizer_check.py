@@ -1,4 +1,5 @@
-"""Compares a base's tokenizer with what transformers makes of it: ``python -m worker.bases.tokenizer_check BASE_DIR``.
+"""Compares a base's tokenizer with the one that transformers loads from it: ``python -m worker.bases.tokenizer_check
+BASE_DIR``.
 
 The trainer compares the two as well, on a job's rows; this program finds a difference when the base is added. An error is one line
 of JSON on stdout. It loads no weights and no torch.

@@ -1,4 +1,4 @@
-"""Adapters that a run has made, its checkpoints and its result: signed, verified, and put into the storage."""
+"""Signs, verifies and stores the adapters that a run has made: its checkpoints and its result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sign_adapters(signing_key: Path | None, folders: Iterable[Path]) -> None:
 
 
 def store_adapters(storage: Storage, folders: Iterable[Path]) -> list[NewAdapter]:
-    """Put a run's checkpoints and, last, its result into storage, each under its manifest's digest."""
+    """Put a run's checkpoints and finally its result into storage, each under its manifest's digest."""
     adapters = {}
     for folder in folders:
         adapter = store_adapter(storage, folder, final=folder.name == ADAPTER_FOLDER)
@@ -47,7 +47,7 @@ def store_adapters(storage: Storage, folders: Iterable[Path]) -> list[NewAdapter
 
 
 def store_adapter(storage: Storage, folder: Path, *, final: bool) -> NewAdapter:
-    """Verify one adapter folder against its own manifest and store it; files first, manifest last."""
+    """Verify an adapter folder against its manifest and store it: first the files, then the manifest."""
     digest = digest_file(folder / MANIFEST_NAME)
     manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes(), digest)
     verify_adapter(folder, manifest)

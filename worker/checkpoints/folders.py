@@ -20,8 +20,8 @@ from worker.run_folder import (
 
 @contextmanager
 def appearing_whole(target: Path) -> Iterator[Path]:
-    """Yield a folder to write into, which becomes the target once everything is on the disk; on failure no part of it
-    remains.
+    """Yield a folder to write into, which is renamed to the target once everything is on disk; on failure it is removed
+    completely.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -37,7 +37,7 @@ def appearing_whole(target: Path) -> Iterator[Path]:
 
 
 def remove_whole(folder: Path) -> None:
-    """Remove a folder in one step; a concurrent copy finds it missing, never incomplete."""
+    """Remove a folder atomically: a concurrent copy finds it missing, never incomplete."""
     removed = folder.with_name(f".{folder.name}.removed")
     folder.rename(removed)
     shutil.rmtree(removed)
@@ -54,7 +54,7 @@ def adopt_checkpoints(resume: Path, run_dir: Path) -> Path:
         the checkpoint in ``run_dir``.
 
     Raises:
-        FileNotFoundError: an attempt that was considered dead still runs, and has just removed it.
+        FileNotFoundError: an attempt that was considered dead is still running and has just removed it.
     """
     for earlier in list_checkpoints(resume.parent.parent):
         if earlier.name < resume.name:
@@ -97,8 +97,8 @@ def _adopt(checkpoint: Path, run_dir: Path) -> Path:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file that is never written again a second name, so that ten attempts take the space of one; if that is
-    impossible, copy it.
+    """Hard-link a file that is never written again, so that ten attempts take the space of one; if linking is
+    impossible, copy the file.
     """
     try:
         target.hardlink_to(source)

@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointManifest(BaseModel):
-    """``checkpoint_manifest.json``, whose SHA-256 names a stored checkpoint; it contains the job, so that no two jobs
-    share one.
+    """``checkpoint_manifest.json``, whose SHA-256 names a stored checkpoint; it contains the job's id, so that no two
+    jobs share a checkpoint.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -80,8 +80,8 @@ class StoredCheckpoints:
         self._thread = threading.Thread(target=self._watch, name=f"checkpoints-{lease.job.id}", daemon=True)
 
     def fetch_newer(self, than: Path | None) -> Path | None:
-        """Fetch the newest stored checkpoint and those before it into the run folder; return None if none is newer than
-        the given one.
+        """Fetch the newest stored checkpoint and those before it into the run folder; return None if no checkpoint is
+        newer than the given one.
 
         A lost or damaged checkpoint is skipped, and an older one is used.
 
@@ -124,8 +124,8 @@ class StoredCheckpoints:
                 self._storage.move_to_trash(KIND, digest)
 
     def discard(self) -> None:
-        """Remove all stored checkpoints, since the job has succeeded. The retention sweep removes what cannot be
-        removed now.
+        """Remove all stored checkpoints, because the job has succeeded. The retention sweep removes those that cannot
+        be removed now.
         """
         for digest in self._named.values():
             with suppress(MensError):

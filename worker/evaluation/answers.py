@@ -20,9 +20,9 @@ from shared.sandbox.client import Sandbox
 Post = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Sends a request to a route and returns the response's object; raises a MensError without a valid response."""
 OF_THE_WHOLE = (Unavailable, NotFound)
-"""Errors that are independent of the item: the next one would meet them too."""
+"""Errors that do not depend on the item: the next item would meet them too."""
 REPEATED = 10
-"""Number of first items whose code scores are computed twice, to find code that is not deterministic."""
+"""Number of items, from the first, whose code scores are computed twice, to detect code that is not deterministic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def judge_item(
 def _answer(
     plan: EvaluationPlan, target: ModelTarget, post: Post, item: Mapping[str, Any], sample_index: int
 ) -> Answer:
-    """Return a model's answer; it contains an error that concerns only this item."""
+    """Return a model's answer; an error that concerns only this item is part of it."""
     assert plan.endpoint and plan.input_messages
     seed = seed_of(plan, sample_index)
     messages: list[dict[str, Any]] = []

@@ -24,7 +24,7 @@ LIMIT_PATIENCE_SECONDS = 900.0
 """How long to wait for a tenant limit before the attempt ends and the job returns to the queue."""
 READ_SECONDS = 600.0
 AWAY = frozenset({503})
-"""Statuses of an unavailable part of the system, as opposed to a request that cannot be served."""
+"""Statuses that mean that part of the system is unavailable, as opposed to a request that cannot be served."""
 
 
 class DoorClosed(Exception):
@@ -37,7 +37,7 @@ class FrontDoor:
     Args:
         url: the API's URL.
         key: API key of the tenant whose models are called.
-        connections: most connections at once.
+        connections: largest number of concurrent connections.
     """
 
     def __init__(self, url: str, key: str, connections: int) -> None:
@@ -68,12 +68,12 @@ class FrontDoor:
         self._client.close()
 
     def stop_waiting(self) -> None:
-        """Send nothing more; requests in flight get their responses."""
+        """Send no further requests; requests in flight still get their responses."""
         self._closing.set()
 
     def abort(self) -> None:
-        """Send nothing more, and end the requests in flight: closing a connection does not wake a thread that reads
-        from it.
+        """Send no further requests, and shut down the sockets of those in flight: closing a connection does not wake a
+        thread that reads from it.
         """
         self._closing.set()
         with self._lock:

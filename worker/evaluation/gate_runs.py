@@ -34,10 +34,11 @@ from worker.evaluation.general_questions import ask_general_questions
 from worker.evaluation.run import EvaluatingJob, evaluate_model
 
 MOST_ITEMS = 100_000
-"""Most answers of one run, as the API bounds them for runs by default (`MENS_MAX_EVAL_ITEMS`)."""
+"""Largest number of answers of one run; the API's default bound for runs (`MENS_MAX_EVAL_ITEMS`)."""
 NO_EVIDENCE = (NotFound, InvalidRequest, JobFailed)
-"""Final errors of a run itself: the run is then missing evidence, and its gates give the reason. Other errors end the
-attempt, which is repeated."""
+"""Permanent errors of a run: the run then counts as missing evidence, and its gates give the reason. Other errors end
+the attempt, which is retried.
+"""
 
 
 def run_templates(
@@ -49,7 +50,7 @@ def run_templates(
         job: the attempt that judges.
         templates: the runs, by the policy's name for them.
         adapter_id: id of the candidate, which is served.
-        compared_with: id of the incumbent, or name of the base; None: nothing is compared.
+        compared_with: id of the incumbent, or name of the base; None: no comparison.
 
     Returns:
         the runs by name, and for each missing run the reason.
@@ -71,7 +72,7 @@ def run_forget(
 ) -> ForgetEvidence:
     """Compare an adapter with the model from which its training started, for the gate `forget`.
 
-    A run that the policy has too, with the same rows and models, is not requested twice.
+    A run that the policy also has, with the same rows and models, is not repeated.
 
     Args:
         job: the attempt that judges.

@@ -1,4 +1,4 @@
-"""The general questions, asked of two models through the API, and their answers as evidence of what was forgotten."""
+"""Asks two models the general questions through the API; the answers show what was forgotten."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def ask_general_questions(job: EvaluatingJob, adapter_id: str, compared_with: st
 
 
 def lost_questions(run: RunScores) -> list[str]:
-    """Return the questions that only the model before answered rightly."""
+    """Return the questions that only the earlier model answered correctly."""
     pairs = zip(all_general_questions(), run.pairs, strict=True)
     return [question.question for question, pair in pairs if pair.incumbent[0].passed and not pair.candidate[0].passed]
 

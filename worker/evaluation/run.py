@@ -40,12 +40,14 @@ from worker.settings import WorkerSettings
 STORE_SECONDS = 1.0
 STORE_ITEMS = 64
 MOST_WAITING = 1024
-"""Most results that wait for an unavailable database before the attempt ends."""
+"""Largest number of results that wait for an unavailable database before the attempt ends."""
 POLL_SECONDS = 0.2
 SANDBOXED_AT_ONCE = 4
-"""Items whose code runs at once, on a machine with at least this many cores: each may take 2 GB."""
+"""Largest number of items whose code runs concurrently, if the machine has at least as many cores; each item may take 2
+GB.
+"""
 READ_AHEAD = 2
-"""Items that wait per running item: enough that none waits for the next batch to be stored."""
+"""Number of items that are read ahead per running item: enough that no thread is idle while a batch is stored."""
 
 Judge = Callable[[int, int, SourceItem], Judged]
 """Judges an item: its index, the index of the answer to it, and the item."""
@@ -117,7 +119,7 @@ class _Progress:
         self._waiting.append(NewItem(position=position, status=result.status, result=stored))
 
     def store_when_due(self) -> None:
-        """Store the waiting results, once a second or when they are many.
+        """Store the waiting results once a second, or sooner if there are many.
 
         Raises:
             LeaseLost: nothing was stored.
@@ -126,7 +128,7 @@ class _Progress:
             self.store()
 
     def store(self, *, is_last: bool = False) -> None:
-        """Store the waiting results and report progress. While the database is unavailable they keep waiting, except
+        """Store the waiting results and report progress. While the database is unavailable, they keep waiting, except
         after the last item.
 
         Raises:
@@ -206,7 +208,7 @@ def _judge_all(
         samples: number of answers per item.
         door: connection to the API.
         todo: positions and items without a result.
-        progress: takes the results.
+        progress: receives the results.
     """
     threads = attempt.settings.evaluation_concurrency
     with ThreadPoolExecutor(threads, thread_name_prefix="evaluation") as pool:
@@ -243,7 +245,7 @@ def _add(results: list[tuple[int, Judged | BaseException]], progress: _Progress)
 
 
 def _drain(attempt: EvaluatingJob, door: FrontDoor, in_flight: _InFlight, progress: _Progress) -> None:
-    """Send nothing more, and store results that arrive within the time that a stop allows."""
+    """Send no further requests, and store the results that arrive within the time that a stop allows."""
     door.stop_waiting()
     deadline = time.monotonic() + attempt.settings.stop_grace_seconds
     while in_flight.count and time.monotonic() < deadline:

@@ -1,4 +1,6 @@
-"""The import job: an adapter of another program becomes one of ours, is stored, measured like any other, and registered."""
+"""The import job: an adapter made by another program is converted, stored, measured like any other adapter, and
+registered.
+"""
 
 from __future__ import annotations
 
@@ -102,8 +104,8 @@ def convert(attempt: Attempt, plan: ImportPlan, base: Path) -> Imported:
 
 
 def refuse_other_template(attempt: Attempt, template_sha256: str, base: Path, arguments: Mapping[str, Any]) -> None:
-    """Refuse an adapter whose own template gives other tokens for a plain chat than the base's template, which is
-    served. Its template runs in a process with limits.
+    """Refuse an adapter whose own template gives different tokens for a plain chat from the base's template, which is
+    the one that is served. The adapter's template runs in a process with limits.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``. InvalidRequest: ``TEMPLATE_UNSUPPORTED``.

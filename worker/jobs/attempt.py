@@ -72,7 +72,7 @@ class Attempt:
         self._log, self._log_at = "", time.monotonic() + LOG_SECONDS
 
     def end(self) -> None:
-        """End the attempt in the metrics; it no longer runs."""
+        """Record in the metrics that the attempt has ended."""
         self._enter(None)
         self.metrics.training.forget(self.lease.job.id)
 
@@ -90,7 +90,7 @@ class Attempt:
 
     @property
     def run_dir(self) -> Path:
-        """Folder of this attempt alone, so that a stale attempt can never write into it."""
+        """Folder that only this attempt uses, so that a stale attempt can never write into it."""
         return self.job_dir / f"attempt-{self.lease.token:04d}"
 
     def earlier_runs(self) -> list[Path]:
@@ -122,8 +122,8 @@ class Attempt:
         return folder
 
     def training_rate(self, base_model: str) -> TrainingRate | None:
-        """Return the measured speed that the API plans the base's jobs with; None without one, or while the database is
-        unavailable.
+        """Return the measured training speed with which the API plans this base's jobs; None if it is unknown or the
+        database is unavailable.
         """
         with suppress(Unavailable):
             return Jobs(self.leases.database, self.lease.job.tenant).training_rate(base_model)
@@ -146,8 +146,8 @@ class Attempt:
         preflight: dict[str, Any] | None = None,
         stage: Stage | None = None,
     ) -> None:
-        """Write to the job's row, events and series. While the database is unavailable, all but the older progress waits
-        for the next report.
+        """Write to the job's row, events and series. While the database is unavailable, everything except outdated
+        progress waits for the next report.
 
         Raises:
             LeaseLost: stop.
@@ -191,7 +191,7 @@ class Attempt:
 
         Args:
             child: the process; it is killed if this raises.
-            stall: ends it when it makes no progress. idle: ends it when it does nothing.
+            stall: watch that ends it when it makes no progress. idle: watch that ends it when it does nothing.
 
         Raises:
             MensError: the child failed, with its code. LeaseLost, Stopped: see :meth:`raise_if_stopped`.
@@ -228,7 +228,9 @@ class Attempt:
         return telemetry
 
     def _keep_log(self) -> None:
-        """Keep the end of the log with the job if it has grown; while the database is unavailable, the next call does."""
+        """Store the end of the log with the job if the log has grown; if the database is unavailable, the next call
+        stores it.
+        """
         self._log_at = time.monotonic() + LOG_SECONDS
         log = read_log_end(self.run_dir)
         if log and log != self._log:

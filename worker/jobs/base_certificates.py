@@ -33,7 +33,9 @@ from worker.settings import WorkerSettings
 
 REQUEST_SECONDS = 60.0
 PROBES_DTYPE = "float32"
-"""Dtype in which a merge computes its probes, whatever a replica will serve: it runs where no replica is known yet."""
+"""Dtype in which a merge computes its probes, independent of the served dtype: when a merge runs, no replica is known
+yet.
+"""
 logger = logging.getLogger(__name__)
 
 
@@ -45,13 +47,14 @@ class BaseCertifier:
     certificates: BaseCertificates
 
     def run_round(self) -> list[str]:
-        """Measure every replica that was started since it was last measured.
+        """Measure every replica that was started since its last measurement.
 
         Returns:
-            names of the replicas that were measured now.
+            names of the replicas measured in this round.
 
         Raises:
-            Unavailable: ``DATABASE_UNAVAILABLE``, or the replicas' name has no address now. InvalidRequest: ``CATALOG_INVALID``.
+            Unavailable: ``DATABASE_UNAVAILABLE``, or the replicas' DNS name currently has no address. InvalidRequest:
+                ``CATALOG_INVALID``.
         """
         catalog = load_catalog(self.settings.catalog_path)
         merged = {entry.digest: entry for entry in catalog.bases if entry.merged_from}
@@ -74,7 +77,7 @@ class BaseCertifier:
     def _measure(
         self, replica: BlockingReplicaClient, entry: BaseModelEntry, capabilities: ReplicaCapabilities
     ) -> bool:
-        """Measure one replica, unless this start of it was measured already; return whether it was measured."""
+        """Measure one replica, unless it was already measured since its last start; return whether it was measured."""
         earlier = {earlier_one.replica: earlier_one for earlier_one in self.certificates.of(entry.digest)}.get(
             replica.name
         )
@@ -94,7 +97,7 @@ class BaseCertifier:
 
 
 def read_probes(entry: BaseModelEntry, path: Path) -> MergeProbes:
-    """Read the probes next to a merged model's files, and check that they are those that the catalogue names.
+    """Read the probes next to a merged model's files, and check that their digest is the one in the catalogue.
 
     Raises:
         ArtifactInvalid: ``BASE_DIGEST_MISMATCH``.

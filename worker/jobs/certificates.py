@@ -29,14 +29,17 @@ from worker.settings import WorkerSettings
 
 NOISE_FACTOR = 3.0
 LEAST_POSITIONS = 16
-"""Positions that a range of depths needs to be judged; fewer say too little of an RMS."""
+"""Minimum number of positions for judging a range of depths; from fewer, an RMS means little."""
 DRIFT_FACTOR, DRIFT_SHARE = 3.0, 0.2
-"""A range gives a warning if its error exceeds this multiple of the first range's error and this share of the limit."""
+"""A range causes a warning if its error exceeds both this multiple of the first range's error and this share of the
+limit.
+"""
 ENGINE_ERROR_LIMITS = {"float32": 1e-4}
-"""Limits by served dtype; RMS. Measured in fp32: 1.3e-6."""
+"""RMS limits by served dtype. The measured error in fp32 is 1.3e-6."""
 LOW_PRECISION_LIMIT = 0.05
-"""Limit for every other dtype; RMS. Two engines that round to 8 bits at different places agree no better: measured
-0.017, and 0.027 for an adapter on every layer of a Qwen3.5."""
+"""RMS limit for every other dtype. Two engines that round to 8 bits at different places do not agree better: the
+measured error is 0.017, and 0.027 for an adapter on every layer of a Qwen3.5.
+"""
 
 Scores = Sequence[Sequence[float]]
 """Log-probabilities of the probe positions, by probe."""
@@ -158,7 +161,7 @@ def tools_report(text: str, read: Sequence[tuple[str, str]], reason: str) -> dic
 
     Args:
         text: the answer, written by the template. read: name and arguments of each call that the replica read from it.
-        reason: why no whole answer came; empty if one came.
+        reason: why no complete answer was received; empty if one was.
     """
     expected = [(TOOLS[0]["function"]["name"], ARGUMENTS)]
     calls = [{"name": name, "arguments": arguments} for name, arguments in read]
@@ -232,11 +235,11 @@ def certificate(
 
 
 def _warnings(shift_share: float | None, limit: float) -> list[str]:
-    """Return notes on results that passed but should be known before the adapter is used."""
+    """Return warnings about results that passed but that users of the adapter should know."""
     if shift_share is None or not shift_share >= limit:
         return []
     lost = f"the base shift is {100 * shift_share:.0f} % of what the adapter changes"
-    return [f"The served model loses a part of the training: {lost}. {SHIFT_REMEDY}"]
+    return [f"The served model loses part of the training: {lost}. {SHIFT_REMEDY}"]
 
 
 def _depth_report(measured: Measurements) -> list[dict[str, Any]]:
@@ -257,8 +260,8 @@ def _depth_report(measured: Measurements) -> list[dict[str, Any]]:
 
 
 def _judged(depth: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the ranges that are judged: the first, as deep positions would hide an error of a few short answers; and a deeper
-    one with enough positions. A single range is the whole, which is judged already.
+    """Return the ranges that are judged: the first one, because many deep positions would hide an error in a few short
+    answers; and each deeper one with enough positions. A single range is not judged again, because it equals the whole.
     """
     judged = [
         depth_range for depth_range in depth if depth_range["from"] == 0 or depth_range["positions"] >= LEAST_POSITIONS
@@ -267,7 +270,7 @@ def _judged(depth: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _drift_warnings(depth: Sequence[dict[str, Any]], limit: float | None) -> list[str]:
-    """Return a note if the engine error grows with the depth, though it is within its limit."""
+    """Return a warning if the engine error grows with the depth but stays within its limit."""
     judged = _judged(depth)
     if limit is None or not judged:
         return []
@@ -279,7 +282,8 @@ def _drift_warnings(depth: Sequence[dict[str, Any]], limit: float | None) -> lis
         if limit >= depth_range["engine_error_rms_nats"] > max(DRIFT_FACTOR * shallow, DRIFT_SHARE * limit)
     ]
     return [
-        f"The engine error grows with the context: {depth_range['engine_error_rms_nats']:.1e} nats from position {depth_range['from']} on, "
+        f"The engine error grows with the context: {depth_range['engine_error_rms_nats']:.1e} nats from position "
+        f"{depth_range['from']} on, "
         f"{shallow:.1e} before position {first['to']}. Check vLLM's settings of long contexts, such as RoPE scaling."
         for depth_range in grown[-1:]
     ]
@@ -313,7 +317,7 @@ def refuse_failed(adapter_id: str, certificates: dict[str, dict[str, Any]]) -> N
 
 
 def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
-    """Return error code, reason and remedy of the first verdict that a certificate failed."""
+    """Return the error code, reason and remedy for the first check that a certificate failed."""
     parity = report["parity"]
     match report["failed"][0]:
         case "template":
@@ -323,10 +327,14 @@ def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
                 reason = f"the replica refuses the probe chat {difference['chat']!r}, which the base's template accepts"
             elif difference:
                 reason = (
-                    f"the probe chat {difference['chat']!r} has token {difference['server_id']} at position {difference['position']}, "
+                    f"the probe chat {difference['chat']!r} has token {difference['server_id']} at position "
+                    f"{difference['position']}, "
                     f"but the trainer has {difference['trainer_id']}"
                 )
-            remedy = "Serve the base with the tokenizer and chat template that it was tuned with; do not set others on the replica."
+            remedy = (
+                "Serve the base with the tokenizer and chat template that it was tuned with; do not set others on "
+                "the replica."
+            )
             return Code.ADAPTER_TEMPLATE_MISMATCH, reason, remedy
         case "stop":
             tokens = ", ".join(f"{token['token']} ({token['id']})" for token in report["stop"]["missed"])
@@ -339,25 +347,38 @@ def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
             calls = ", ".join(f"{call['name']}({call['arguments']})" for call in report["tools"]["calls"])
             reason = f"it reads {calls or 'no tool call'} from an answer that calls a tool as in training"
             remedy = (
-                "Start the replica without MENS_SERVING_TOOL_PARSER, or with the parser of this base's form of calls."
+                "Start the replica without MENS_SERVING_TOOL_PARSER, or with the parser for this base's tool-call "
+                "format."
             )
             return Code.TOOL_CALLS_BROKEN, reason, remedy
         case "effect":
             effect, noise = report["effect_rms_nats"], report["noise_rms_nats"]
             reason = f"it has no effect: it moves the probes by {effect:.2e} nats (noise {noise:.2e})"
-            remedy = "Train longer or with a higher learning rate; if the loss fell, the served base differs from the trained one."
+            remedy = (
+                "Train longer or with a higher learning rate; if the loss fell, the served base differs from the "
+                "trained one."
+            )
             return Code.ADAPTER_NO_EFFECT, reason, remedy
         case "engine_error":
             error, limit = parity["engine_error_rms_nats"], parity["engine_error_limit_nats"]
             dtype = report["base"]["dtype"]
-            reason = f"the engine error is {error:.2e} nats RMS against {parity['reference_dtype']}; the limit for {dtype} is {limit:.0e}"
+            reason = (
+                f"the engine error is {error:.2e} nats RMS against {parity['reference_dtype']}; the limit for "
+                f"{dtype} is {limit:.0e}"
+            )
             remedy = "vLLM does not compute this model as transformers does: check its version, dtype and settings."
         case "depth":
             limit, dtype = parity["engine_error_limit_nats"], report["base"]["dtype"]
             worst = max(_judged(report["depth"]), key=lambda entry: entry["engine_error_rms_nats"])
             where = f"from position {worst['from']} to {worst['to'] - 1}"
-            reason = f"the engine error is {worst['engine_error_rms_nats']:.2e} nats RMS {where}; the limit for {dtype} is {limit:.0e}"
-            remedy = "vLLM and transformers compute this model's long contexts differently: check vLLM's version and RoPE settings."
+            reason = (
+                f"the engine error is {worst['engine_error_rms_nats']:.2e} nats RMS {where}; the limit for {dtype} "
+                f"is {limit:.0e}"
+            )
+            remedy = (
+                "vLLM and transformers compute this model's long contexts differently: check vLLM's version and RoPE "
+                "settings."
+            )
         case _:
             shift, limit = parity["base_shift_rms_nats"], parity["base_shift_limit_nats"]
             distance = "an unknown distance" if shift is None else f"{shift:.2e} nats RMS"

@@ -65,10 +65,13 @@ PREFIXES = (
     *("OMP_", "MKL_", "KMP_", "OPENBLAS_", "GOMP_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "MALLOC_"),
     *("MLFLOW_", "WANDB_", "TENSORBOARD_", "OTEL_"),
 )
-"""Prefixes of libraries' variables: devices, threads, caches, and the trackers and the receiver of traces, whose keys
-the trainer uses."""
+"""Prefixes of libraries' variables: devices, threads, caches, and the trackers and trace receiver, whose keys the
+trainer uses.
+"""
 ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-"""Micro-batches differ in size, which fragments the memory of fixed segments: on an H200 a base of 8B took all of it."""
+"""Setting of torch's allocator. Micro-batches differ in size, which fragments memory in fixed segments: on an H200, an
+8B base took all of the memory.
+"""
 HUB_KEYS = frozenset({"HF_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"})
 """Keys of the hub, which a child does not need: the base is on the disk before it starts."""
 

@@ -1,4 +1,6 @@
-"""The trainer (or a program like it) as a child process: started in its own process group, tailed, signalled, judged."""
+"""The trainer (or a program like it) as a child process: starts it in its own process group, follows its output, sends
+it signals and interprets its end.
+"""
 
 from __future__ import annotations
 
@@ -108,14 +110,14 @@ class ChildProcess:
             return None
 
     def request_stop(self, *, checkpoint: bool, grace_seconds: float) -> None:
-        """Signal the process, once; after the grace time :meth:`enforce_stop` kills it."""
+        """Signal the process once; after the grace time, :meth:`enforce_stop` kills it."""
         if self._kill_at is None:
             self._kill_at = time.monotonic() + grace_seconds
             self._sent = PAUSE_SIGNAL if checkpoint else CANCEL_SIGNAL
             self._process.send_signal(self._sent)
 
     def enforce_stop(self) -> None:
-        """Kill the process when a stop was requested and its grace time is over."""
+        """Kill the process if a stop was requested and the grace time is over."""
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             self._is_overdue = True
             self.kill()
@@ -165,7 +167,7 @@ class ChildProcess:
 
         Raises:
             MensError: the child's own coded error, ``PEER_LOST``, or ``TRAINER_TERMINATED`` / ``TRAINER_KILLED`` /
-                ``TRAINER_CRASHED`` with the log's end.
+                ``TRAINER_CRASHED`` with the end of the log.
         """
         code = self._process.wait()
         if code in (0, EXIT_PAUSED):
@@ -201,7 +203,10 @@ class ChildProcess:
             return JobFailed(
                 Code.TRAINER_TERMINATED,
                 f"{self._module} was ended by a {CANCEL_SIGNAL.name} that this worker did not send.",
-                remedy="The run continues from its newest checkpoint; if this repeats, look for what stops processes on that machine.",
+                remedy=(
+                    "The run continues from its newest checkpoint; if this repeats, look for what stops processes on "
+                    "that machine."
+                ),
                 details=details,
                 retryable=True,
             )
@@ -218,7 +223,7 @@ class ChildProcess:
 
 
 def count_processes(requested: int, contract: FineTuneContract) -> int:
-    """Return the number of processes of a fine-tuning run: as requested, but at most one per row of a step.
+    """Return the number of processes of a fine-tuning run: the requested number, but at most one per row of a step.
 
     Args:
         requested: 0 means one per GPU that the trainer will see.

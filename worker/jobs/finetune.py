@@ -87,7 +87,7 @@ def run_finetune(attempt: Attempt) -> None:
 
 
 def withdrawn(attempt: Attempt) -> frozenset[str]:
-    """Return the digests of the job's checkpoints that were deleted while it ran: its result does not bring them back."""
+    """Return the digests of the job's checkpoints that were deleted while it ran; its result does not restore them."""
     job = attempt.lease.job
     made = Adapters(attempt.leases.database, job.tenant).of_job(job.id, deleted=True)
     return frozenset(checkpoint.digest for checkpoint in made if checkpoint.deleting_at and not checkpoint.final)
@@ -123,8 +123,8 @@ def train(attempt: Attempt, plan: ExecutionPlan, checkpoints: StoredCheckpoints)
 
 @contextmanager
 def locate_inputs(attempt: Attempt, plan: ExecutionPlan) -> Iterator[TrainingInputs]:
-    """Yield paths of the plan's inputs on this machine. Those of the data files are valid only inside the block; their
-    contents are checked while they are read.
+    """Yield the paths of the plan's inputs on this machine. The paths of data files are valid only inside the block;
+    the files' contents are checked while they are read.
     """
     with ExitStack() as local_files:
 
@@ -141,8 +141,8 @@ def locate_inputs(attempt: Attempt, plan: ExecutionPlan) -> Iterator[TrainingInp
 
 
 def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
-    """Repeat the preflight on every row and on this machine's own files; its findings replace the API's, whose notes
-    stay.
+    """Repeat the preflight on every row and on this machine's own files; its findings replace the API's, but the API's
+    notes stay.
 
     Raises:
         MensError: with the code of the first reason that makes the job impossible.
@@ -182,8 +182,8 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
 def take_over_checkpoint(runs: list[Path], run_dir: Path) -> Path | None:
     """Adopt the newest checkpoint of earlier attempts into this attempt's run folder; return None if none exists.
 
-    This happens before the trainer starts: an attempt that was considered dead may still run, and removes its older
-    checkpoints while it runs.
+    This happens before the trainer starts, because an attempt that was considered dead may still be running and remove
+    its older checkpoints.
     """
     for _ in range(TAKE_OVER_TRIES):
         checkpoint = newest_checkpoint(runs)
@@ -201,7 +201,9 @@ def newest_checkpoint(runs: list[Path]) -> Path | None:
 
 
 def publish(attempt: Attempt, plan: ExecutionPlan, adapter: NewAdapter, run_dir: Path) -> NewAdapter:
-    """Certify the adapter on every serving replica, unless the contract asks for training only; see :func:`publish_adapter`."""
+    """Certify the adapter on every serving replica, unless the contract requests training only; see
+    :func:`publish_adapter`.
+    """
     if not plan.contract.artifact.publish:
         return adapter
     published = publish_adapter(attempt, plan.base, plan.contract.device, adapter, run_dir)
@@ -256,10 +258,11 @@ def publish_adapter(
 
 
 def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], run_dir: Path) -> None:
-    """Store the result file and succeed, in one transaction; then drop the checkpoints, which are now in the storage.
+    """Store the result file and mark the job as succeeded, in one transaction; then drop the checkpoints, which are now
+    in the storage.
 
-    An adapter for an alias that a policy governs is judged first. If it does not pass, it stays published, and the
-    alias is not moved.
+    An adapter for an alias that a policy governs is judged first. If it does not pass, it stays published but the alias
+    is not moved.
     """
     summary = read_json(run_dir / SUMMARY_NAME) or {}
     *checkpoints, final = adapters

@@ -1,4 +1,4 @@
-"""Keeps a job's lease alive from a thread of its own, and passes on the heartbeat's answer: a stop request, or the loss
+"""Keeps a job's lease alive from a separate thread, and passes on the heartbeat's answer: a stop request, or the loss
 of the lease.
 """
 
@@ -21,7 +21,7 @@ class LeaseKeeper:
     """Context manager: sends heartbeats while its block runs.
 
     Attributes:
-        lost: another attempt owns the job; stop the child process, write nothing.
+        lost: whether another attempt owns the job; then stop the child process and write nothing.
         requested: the owner's stop request, as of the last heartbeat.
         contact_at: monotonic seconds of the last heartbeat that arrived; initially, of the claim.
     """

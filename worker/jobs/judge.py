@@ -1,4 +1,6 @@
-"""Judging an adapter by a policy: its training from the job ledger, its runs through the API, one receipt."""
+"""Judging an adapter by a policy: reads its training from the job ledger, evaluates it through the API, and writes one
+receipt.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ from worker.replica_client import BlockingReplicaClient
 
 REQUEST_SECONDS = 10.0
 MOST_NAMED = 10
-"""Most lost questions that an event names."""
+"""Largest number of lost questions that an event names."""
 
 
 class PlannedCycles(BaseModel):
@@ -89,7 +91,7 @@ class TrainingStart(NamedTuple):
 
 
 def run_judge(attempt: Attempt) -> None:
-    """Run a judge attempt from claim to success: the job succeeds with a receipt, whether that passed or failed.
+    """Run a judge attempt from claim to success: the job succeeds with a receipt, whether the adapter passed or failed.
 
     Raises:
         MensError: the attempt failed, with its code. LeaseLost, Stopped: see `worker/jobs/attempt.py`.
@@ -119,7 +121,8 @@ def judge_adapter(
     compared_with = _compared_with(adapter, incumbent, adapters, gate_policy)
     attempt.enter(
         Stage.EVALUATING,
-        f"Evaluating {adapter.id} against {compared_with or 'no incumbent'} by the policy {policy.name} ({policy.digest[:12]}).",
+        f"Evaluating {adapter.id} against {compared_with or 'no incumbent'} by the policy {policy.name} "
+        f"({policy.digest[:12]}).",
     )
     served = served_bases(attempt, adapter.base_digest, TrainedWeights.of(adapter.manifest))
     runs, missing = run_templates(attempt, gate_policy.runs_read, adapter.id, compared_with)
@@ -169,8 +172,8 @@ def judge_for_alias(
         the job's result, with the receipt if one was made, and the terms for moving the alias.
 
     Raises:
-        MensError: see :func:`judge_adapter`. Once the adapter is published, none of them fails the job permanently: it
-            succeeds, and its result's ``judging_error`` gives the reason for the missing receipt.
+        MensError: see :func:`judge_adapter`. Once the adapter is published, none of these errors fails the job
+            permanently: it succeeds, and ``judging_error`` in its result gives the reason for the missing receipt.
     """
     governed = Aliases(attempt.leases.database, attempt.lease.job.tenant).governing(alias).policy if alias else None
     if alias is None or governed is None:
@@ -199,7 +202,8 @@ def served_bases(attempt: Attempt, base_digest: str = "", trained: TrainedWeight
 
     Args:
         base_digest: only replicas that serve the adapters of this base.
-        trained: only replicas that fit an adapter trained on these weights best: its requests go there.
+        trained: only the replicas that best fit an adapter trained on these weights, because its requests are sent to
+            these.
     """
     settings, served_there = attempt.settings, list[ReplicaCapabilities]()
     for url in discover(settings.serving_urls, settings.serving_dns):
@@ -235,7 +239,7 @@ def _incumbent(attempt: Attempt, alias: str, adapters: Adapters) -> Adapter | No
 
 
 def _compared_with(adapter: Adapter, incumbent: Adapter | None, adapters: Adapters, policy: GatePolicy) -> str | None:
-    """Return the model that an adapter is compared with; None if nothing is compared."""
+    """Return the model that an adapter is compared with; None if there is no comparison."""
     if incumbent:
         return incumbent.id
     if policy.without_incumbent == "not_applicable":
@@ -264,7 +268,9 @@ def _asks_what_is_forgotten(policy: GatePolicy) -> bool:
 
 
 def _start(attempt: Attempt, adapter: Adapter, adapters: Adapters) -> TrainingStart:
-    """Return the model that an adapter's training started from, whatever the alias points to, and how it was judged."""
+    """Return the model that an adapter's training started from, independent of the alias's target, and the runs by
+    which it was judged.
+    """
     database, tenant = attempt.leases.database, attempt.lease.job.tenant
     parent = (adapter.manifest.get("parent") or {}).get("id")
     judged_by = Policies(database, tenant).of_newest_receipt(parent) if parent else None
@@ -279,7 +285,7 @@ def _attempt_number(
     adapter: Adapter,
     incumbent: Adapter | None,
 ) -> int:
-    """Return the number of this receipt for the pair under a policy, if runs sample answers; 0 if none does."""
+    """Return the number of this receipt for the pair under a policy if a run samples answers; otherwise 0."""
     if not any(template.temperature > 0 for template in (*policy.runs_read.values(), *parents_runs.values())):
         return 0
     receipts = Receipts(attempt.leases.database, attempt.lease.job.tenant)
@@ -315,7 +321,7 @@ def _events(receipt: StoredReceipt) -> list[NewEvent]:
 
 
 def _forgotten(evidence: ForgetEvidence | None) -> list[NewEvent]:
-    """Return an event that names the general questions which only the model before answered."""
+    """Return an event that names the general questions that only the earlier model answered."""
     run = evidence.runs.get(GENERAL) if evidence else None
     lost = lost_questions(run) if run else []
     if not run or not lost:

@@ -1,9 +1,9 @@
-"""Checkpoints as models: while a run trains, its checkpoints are certified one by one, and can be called from then on.
+"""Checkpoints as models: while a run trains, its checkpoints are certified one by one and can then be called.
 
     trainer writes checkpoints/step-… with its scores of the probes ─► a thread stores it by its digest ─► measured on every replica
     ─► one transaction: row and event ─► callable; the trainer drops it ─► deleted, unless a name or a job needs it
 
-A checkpoint without `probes.json` (an interim one, or one of an earlier release) is left to the end of the job.
+A checkpoint without `probes.json` (an interim one, or one of an earlier release) waits for the end of the job.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ from worker.run_folder import CHECKPOINT_STATE_NAME, PROBES_NAME, checkpoint_nam
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 15.0
 PATIENCE_SECONDS = 5.0
-"""How long one try waits for a replica that does not answer; the next round tries again."""
+"""How long one attempt waits for a replica that does not respond; the next round tries again."""
 JOIN_SECONDS = 10.0
 """How long the end of the training waits for a measurement in progress."""
 REFUSED = "refused"
-"""In place of a replica's name, with the reason, where no certificate was made."""
+"""Stands for the replica's name, with the reason, if no certificate was made."""
 MOST_FAILURES = 2
-"""Equal failures one after the other, after which the other checkpoints are left to the end of the job."""
+"""Number of consecutive equal failures after which the remaining checkpoints wait for the end of the job."""
 
 logger = logging.getLogger(__name__)
 
 
 class RunEnded(Exception):
-    """The training has ended, so nothing is published by the thread any longer."""
+    """The training has ended, so the thread publishes nothing more."""
 
 
 class LiveCheckpoints:
-    """Context manager: publishes a run's checkpoints from a thread of its own while its block runs.
+    """Context manager: publishes a run's checkpoints from a separate thread while its block runs.
 
-    No failure in it reaches the training.
+    Its failures never affect the training.
 
     Args:
         attempt: the attempt that trains.
-        plan: what it trains.
+        plan: the attempt's plan.
         base: folder of the verified base.
     """
 
@@ -82,7 +82,7 @@ class LiveCheckpoints:
 
     @property
     def is_on(self) -> bool:
-        """Return true if the job publishes, and this worker publishes checkpoints early."""
+        """Return true if the job publishes its adapter and this worker publishes checkpoints during training."""
         settings = self._attempt.settings
         has_replicas = bool(settings.serving_urls or settings.serving_dns)
         return self._plan.contract.artifact.publish and settings.live_checkpoints and has_replicas
@@ -122,7 +122,7 @@ class LiveCheckpoints:
                 logger.warning("a checkpoint of %s could not be published: %s", self._job.id, error)
 
     def publish_next(self) -> None:
-        """Publish the newest checkpoint that was not yet tried, or quarantine it; do nothing without one.
+        """Publish or quarantine the newest checkpoint that was not tried yet; do nothing if none is left.
 
         Raises:
             LeaseLost: another attempt owns the job. RunEnded: the training has ended.
@@ -145,18 +145,18 @@ class LiveCheckpoints:
             self._tried.add(folder.name)
 
     def withdraw_dropped(self, *, keep_callable: bool = True) -> bool:
-        """Delete the checkpoints of the job that its trainer has dropped, as they are not part of its result.
+        """Delete the job's published checkpoints that its trainer has dropped, because they are not part of its result.
 
-        An attempt that was killed may have left some, so the adapters of the job's row are compared with the run folder. Those of
-        later steps than it has are kept: this attempt makes them again.
+        An attempt that was killed may have left some, so the adapters in the job's row are compared with the run
+        folder. Checkpoints of later steps are kept, because this attempt will make them again.
 
         Args:
-            keep_callable: keep the newest published one until a later one is published, so that a run that writes checkpoints
-                faster than they are measured always has one that answers, also after a cancel.
+            keep_callable: keep the newest published checkpoint until a later one is published, so that a run that
+                writes checkpoints faster than they are measured always has a callable one, also after a cancel.
 
         Returns:
-            whether some are left, because a name, a permission, a job or the rule above needs them: a later call may delete them.
-            Such a call only reads while that lasts.
+            whether some are left because a name, a permission, a job or ``keep_callable`` needs them; a later call may
+            delete them.
 
         Raises:
             MensError: the database did not respond.
@@ -202,7 +202,7 @@ class LiveCheckpoints:
         return folder.name not in self._tried and (folder / PROBES_NAME).is_file()
 
     def _publish(self, folder: Path) -> None:
-        """Store and certify a private copy of a checkpoint, unless an earlier attempt has."""
+        """Store and certify a private copy of a checkpoint, unless an earlier attempt did."""
         digest = digest_file(folder / MANIFEST_NAME)
         earlier = [
             checkpoint
@@ -244,7 +244,9 @@ class LiveCheckpoints:
         leases.keep_adapters(lease, [])
 
     def _quarantine(self, adapter: NewAdapter, error: MensError) -> None:
-        """Keep the record of a checkpoint whose certificates failed, and tell the job's owner; training continues."""
+        """Keep the record of a checkpoint whose certificates failed, and add an event for the job's owner; training
+        continues.
+        """
         if error.code != Code.ADAPTER_NO_EFFECT:  # the first steps of a warm-up change little, the later ones more
             self._failures.append(str(error.code))
         details = error.details if isinstance(error, JobFailed) else {}
@@ -292,8 +294,8 @@ class LiveCheckpoints:
 
 
 def own_scores(probes: list[dict[str, Any]], manifest: Mapping[str, Any], served: ServedBase) -> Scores | None:
-    """Return the trainer's own scores where a replica computes with the same weights in the same dtype, as the reference of its
-    engine error; else None. It avoids a second model in the trainer's memory.
+    """Return the trainer's own scores as the reference for a replica's engine error, if the replica computes with the
+    same weights in the same dtype; otherwise None. This avoids a second model in the trainer's memory.
     """
     weights = TrainedWeights.of(manifest)
     is_original = weights is not None and weights.base_quant == "none" and served.twin_of is None

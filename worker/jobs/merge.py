@@ -42,7 +42,9 @@ def take_over_shards(attempt: Attempt) -> None:
 
 
 def store_model(attempt: Attempt) -> None:
-    """Sign the merged folder if this installation has a key, store it under its manifest's digest, then succeed."""
+    """Sign the merged folder if this installation has a key, store it under its manifest's digest, then mark the job as
+    succeeded.
+    """
     summary = read_json(attempt.run_dir / SUMMARY_NAME) or {}
     digest = summary["model_digest"]
     folder = attempt.run_dir / MODEL_FOLDER

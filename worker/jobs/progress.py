@@ -31,7 +31,7 @@ PROGRESS_FIELDS = {
 EVALUATION_EVENT = "self_evaluation_progress"
 """The trainer's event on the progress of its self-evaluation."""
 SEND_SECONDS = 2.0
-"""Time between two reports of a run's series."""
+"""Seconds between two reports of a run's series."""
 OF_STEPS = {
     "loss": "train_loss",
     "token_accuracy": "train_token_accuracy",
@@ -41,15 +41,15 @@ OF_STEPS = {
     "peak_memory_bytes": "memory_bytes",
     **{name: name for name in PREFERENCE_METRICS},
 }
-"""Fields of a step's telemetry, and the series that they are."""
+"""Fields of a step's telemetry, and the series that they belong to."""
 OF_VALIDATIONS = {"val_loss": "valid_loss", "val_token_accuracy": "valid_token_accuracy"}
 LOSSES = ("train_loss", "valid_loss", "grad_norm")
-"""Series whose missing value was not finite; in others a step without a value has none."""
+"""Series in which a missing value means that it was not finite; in other series, the step simply has no value."""
 WARNINGS = ("gpu_fallback", "tracker_failed", "training_warning")
 
 
 def to_events(telemetry: list[dict[str, Any]]) -> list[NewEvent]:
-    """Return the job events for some lines of telemetry; lines of an unknown kind have none."""
+    """Convert lines of telemetry into job events; lines of an unknown kind give none."""
     events = []
     for line in telemetry:
         kind, payload = line["event"], line["payload"]
@@ -157,7 +157,9 @@ _FALLS = {
     MethodType.DPO: ("both answers", "preferred", "Set preference.sft_weight, e.g. to 0.2"),
     MethodType.KTO: ("good and bad answers", "good", "Lower preference.undesirable_weight"),
 }
-"""Parts of a method's warning: the less likely answers, those of them with the number, and the remedy."""
+"""Parts of a training method's warning: which answers have become less likely, for which of them the number is given,
+and the remedy.
+"""
 
 
 def _warning(kind: str, payload: dict[str, Any]) -> str | None:
@@ -183,14 +185,14 @@ def _evaluation_message(payload: dict[str, Any]) -> str:
     rows = f"Compared with its base on {counted(payload['rows'], payload['source'].replace('_', ' ') + ' row')}"
     # An attempt that an earlier release started did not count them.
     if copies := payload.get("held_out_copies"):
-        rows += f", {copies} of which are trained on too"
+        rows += f", {copies} of which are also in the training rows"
     parts = []
     if payload["base_loss"] is not None:
         parts.append(f"loss {payload['base_loss']:.4f} to {payload['tuned_loss']:.4f}")
     if payload["base_token_accuracy"] is not None:
         before, after = 100 * payload["base_token_accuracy"], 100 * payload["tuned_token_accuracy"]
         parts.append(f"token accuracy {before:.1f} % to {after:.1f} %")
-    causes = ", ".join(payload["causes"]) or "no row has an answer to give"
+    causes = ", ".join(payload["causes"]) or "no row has an answer that the adapter should give"
     measured = ", ".join(parts) or f"nothing was measured ({causes})"
     # Usually zero: the served model gives the answers later.
     answers = f"{counted(payload['sample_answers'], 'sample answer')}, " if payload["sample_answers"] else ""
@@ -198,10 +200,10 @@ def _evaluation_message(payload: dict[str, Any]) -> str:
 
 
 class SeriesBuffer:
-    """Chunks of the series of one attempt that the database does not have yet, or not with their newest steps.
+    """Chunks of one attempt's series that the database lacks, or has without their newest steps.
 
     Args:
-        clock: seconds since any moment.
+        clock: returns seconds since an arbitrary moment.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -220,12 +222,12 @@ class SeriesBuffer:
             self._unsent.add((name, number))
 
     def due(self) -> list[SeriesChunk]:
-        """Return the chunks to send now; none shortly after the last ones."""
+        """Return the chunks to send now; none if the last ones were sent shortly before."""
         self._sending = sorted(self._unsent) if self._clock() >= self._due_at else []
         return [SeriesChunk.of(*key, self._chunks[key]) for key in self._sending]
 
     def note_sent(self) -> None:
-        """Forget what :meth:`due` has returned last, except for the chunks that still grow."""
+        """Drop the chunks that :meth:`due` returned last, except those that are still growing."""
         if not self._sending:
             return
         newest = dict(sorted(self._chunks))  # the last number of each name
@@ -234,7 +236,7 @@ class SeriesBuffer:
         self._due_at = self._clock() + SEND_SECONDS
 
     def hurry(self) -> None:
-        """Let the next report send all."""
+        """Make the next report send all chunks."""
         self._due_at = self._clock()
 
 

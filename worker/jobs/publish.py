@@ -32,7 +32,7 @@ DEFAULT_CHAT = "default"
 """Name of the probe chat that is sent without template arguments."""
 RETRY_SECONDS = 1.0
 REQUEST_SECONDS = 60.0
-"""Longest wait for a probe of up to ``USUAL_TOKENS``; a longer one gets more in proportion."""
+"""Longest wait for a probe of up to ``USUAL_TOKENS`` tokens; for a longer probe, the wait is proportionally longer."""
 USUAL_TOKENS = 512
 
 
@@ -46,7 +46,8 @@ class ProbeSet:
         probes: `worker/training/probes.py` documents their fields.
         encode_chats: returns the trainer's token ids of the probe chats; called for every replica.
         reference: returns the trainer's own scores on the weights that a replica serves; None: the engine error is not
-            measured, nor where it returns None. It may take long, and must cache its results.
+            measured; it is not measured either where the function returns None. The function may take long, and must
+            cache its results.
         limits: limits of the certificates.
         template_arguments: template arguments of the adapter's chats.
         weights: the weights that the adapter was trained on; None if unknown.
@@ -68,10 +69,10 @@ class ProbeSet:
         return scores if len(scores) == len(self.probes) else None
 
     def within(self, window: int | None) -> ProbeSet:
-        """Return the probes that a replica with a window of this many tokens can score; the deep one is the last.
+        """Return the probes that a replica with a window of this many tokens can score; the deep probe is the last.
 
         Args:
-            window: None: unknown; the contract's rows fit the model's own.
+            window: tokens; None: unknown, and assumed to be the model's own, which the contract's rows fit.
         """
         if window is None:
             return self
@@ -98,7 +99,7 @@ def certify(
 
     Raises:
         JobFailed: a certificate failed (see `worker/jobs/certificates.py`), ``SERVING_REFUSED``, or
-            ``ADAPTER_PRECISION_MISMATCH``: only the twin of its base is served, and it was not trained over NF4.
+            ``ADAPTER_PRECISION_MISMATCH``: only the twin of its base is served, but it was not trained over NF4.
         ArtifactInvalid: refused, with the reason's code.
         Unavailable: ``SERVING_UNAVAILABLE`` for longer than the timeout; ``BASE_NOT_SERVED``: all replicas serve other bases.
     """
@@ -138,7 +139,10 @@ def certify(
         raise Unavailable(
             Code.BASE_NOT_SERVED,
             f"{describe_unserved(probes.base.name, others)} It is the base of {probes.adapter_id}.",
-            remedy=f"{serving_remedy(probes.base.name, others)}; or train without publishing (`--no-publish`, artifact.publish = false).",
+            remedy=(
+                f"{serving_remedy(probes.base.name, others)}; or train without publishing (`--no-publish`, "
+                "artifact.publish = false)."
+            ),
         )
     # Only at the end, so that the error carries the certificates of all replicas.
     refuse_failed(probes.adapter_id, certificates)
@@ -146,12 +150,15 @@ def certify(
 
 
 def _other_weights(probes: ProbeSet, twins: list[str]) -> JobFailed:
-    """Return the error that ends a job whose base is served only as its twin, which its adapter does not fit."""
+    """Return the error for a job whose base is served only as its twin, which the job's adapter does not fit."""
     names, base = ", ".join(sorted(set(twins))), probes.base.name
     return JobFailed(
         Code.ADAPTER_PRECISION_MISMATCH,
-        f"{probes.adapter_id} was trained on the unquantised {base}. Only its twin is served ({names}), whose weights are rounded to NF4.",
-        remedy=f"Serve the original (`mens up --base {base} --weights original`), or train over NF4 (quant.base = nf4).",
+        f"{probes.adapter_id} was trained on the unquantised {base}. Only its twin is served ({names}), whose "
+        "weights are rounded to NF4.",
+        remedy=(
+            f"Serve the original (`mens up --base {base} --weights original`), or train over NF4 (quant.base = nf4)."
+        ),
     )
 
 

@@ -30,7 +30,7 @@ PARITY_FOLDER = "parity"
 
 @dataclass
 class ReferenceScores:
-    """The trainer's token ids and scores of an adapter.
+    """The trainer's token ids and scores for an adapter.
 
     Args:
         attempt: the attempt that publishes.

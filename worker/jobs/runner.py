@@ -1,5 +1,5 @@
-"""Runs the next job when a queue message arrives: claim, work, and exactly one database write for every way the attempt
-can end.
+"""Runs the next job when a queue message arrives: claims it, does the work, and makes exactly one database write for
+each way in which the attempt can end.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ RUNNERS: dict[Kind, Callable[[Attempt], None]] = {
 }
 WRITE_RETRY_SECONDS = 2.0
 UNEXPLAINED = frozenset({Code.INTERNAL_ERROR, Code.TRAINER_CRASHED})
-"""Codes of errors that a disk's fault can be the cause of."""
+"""Codes of errors that a disk fault may have caused."""
 GPU_PAUSE_SECONDS = 60.0
-"""Time for which a worker whose GPU is unusable takes no job, so that a sound one takes what was given back."""
+"""Time for which a worker whose GPU is unusable takes no job, so that a sound worker takes the job that was given back.
+"""
 SUCCEEDED, FAILED, RETRIED, LOST = "succeeded", "failed", "retried", "lost"
 
 logger = logging.getLogger(__name__)
@@ -104,10 +105,11 @@ class Worker:
         self._pauses_until = 0.0
 
     def run_job(self, job_id: str) -> None:
-        """Run the next job in the queue, whichever job the message was sent for: it only reports that one waits.
+        """Run the next job in the queue, whichever job the message was sent for: a message only means that a job is
+        waiting.
 
-        A message without a job that may run, e.g. a doubled one, is harmless. While the disks have a fault, the message
-        waits here, so that this worker does not take the next one from a sound worker either.
+        A message for which no job may run, such as a duplicate, is harmless. While the disks have a fault, the message
+        waits here, so that this worker does not take another message from a sound worker.
         """
         if self.stopping.wait(max(0.0, self._pauses_until - time.monotonic())):
             return
@@ -115,7 +117,7 @@ class Worker:
             return
         lease = self.leases.claim_next(self.name, self.gpus)
         if lease is None:
-            logger.info("the message of the job %s was dropped: no job may be claimed", job_id)
+            logger.info("the message of the job %s was dropped: no job can be claimed now", job_id)
             return
         ids = {"job_id": lease.job.id, "attempt": str(lease.token), "tenant": lease.job.tenant}
         with log_ids(**ids), span(f"attempt {lease.job.kind}", lease.traceparent, ids):
@@ -203,10 +205,10 @@ class Worker:
                 return self._failed(attempt, error)
             except Exception as error:
                 # A bug fails its job with a code, and the worker takes the next one.
-                logger.exception("the job %s failed with a bug", lease.job.id)
+                logger.exception("the job %s failed because of a bug", lease.job.id)
                 bug = JobFailed(
                     Code.INTERNAL_ERROR,
-                    f"The worker had an unexpected {type(error).__name__}: {error}",
+                    f"The worker hit an unexpected {type(error).__name__}: {error}",
                     remedy="Read the worker's log and report it.",
                 )
                 return self._failed(attempt, bug)
@@ -215,8 +217,8 @@ class Worker:
         return Ending(SUCCEEDED)
 
     def _failed(self, attempt: Attempt, error: MensError) -> Ending:
-        """Return the ending of a failed attempt; the fault of a disk replaces an unexplained error. A job whose GPU this
-        machine lacks is given back.
+        """Return the ending of a failed attempt; a disk fault replaces an unexplained error. A job that requires a GPU
+        that this machine lacks is given back.
         """
         cause = (error.code in UNEXPLAINED and self.disks.find_fault()) or error
         if self._is_for_another_machine(cause):
@@ -228,7 +230,9 @@ class Worker:
         return Ending(FAILED, functools.partial(self.leases.fail, attempt.lease, cause, log), str(cause.code))
 
     def _is_for_another_machine(self, error: MensError) -> bool:
-        """Return whether only this machine fails the job: its GPU is unusable, or another worker has the GPU it requires."""
+        """Return whether the job fails only on this machine: its GPU is unusable, or only another worker has the
+        required GPU.
+        """
         if error.code is Code.GPU_REQUIRED:
             return any(machine.device == "cuda" for machine in self.machines())
         return error.code is Code.GPU_UNUSABLE

@@ -38,8 +38,9 @@ from worker.run_folder import EVALUATION_NAME, EVALUATION_ROWS_NAME, SUMMARY_NAM
 REQUEST_SECONDS = 120.0
 MAX_TOKENS = 8_192
 ROWS_AT_ONCE = 4
-"""Rows per request: few, so that a request is short, and base and adapter are measured on the same rows when the time
-ends."""
+"""Rows per request: few, so that requests are short, and so that base and adapter are measured on the same rows when
+time runs out.
+"""
 
 
 def evaluate_served(attempt: Attempt, adapter_id: str, certificates: Mapping[str, Any], run_dir: Path) -> None:
@@ -52,13 +53,13 @@ def evaluate_served(attempt: Attempt, adapter_id: str, certificates: Mapping[str
     if not measured or not rows:  # trained by an earlier release
         return
     evaluation = SelfEvaluation.model_validate(measured)
-    attempt.enter(Stage.SELF_EVALUATION, "Measuring base and adapter where they are served, on the run's own rows.")
+    attempt.enter(Stage.SELF_EVALUATION, "Measuring the served base and adapter on the run's own rows.")
     began, message = time.monotonic(), ""
     try:
         with _open_replica(attempt, certificates, prefer_twin=evaluation.precision == "nf4") as replica:
             models = ServedPair(replica, adapter_id, certificates[replica.name]["base"], _teller(attempt))
             evaluation = models.measure(evaluation, EvaluationRows.model_validate(rows), _seconds(run_dir))
-        message = f"Measured what is served: {_counts(evaluation)}; {time.monotonic() - began:.0f} s."
+        message = f"Measured the served model: {_counts(evaluation)}; {time.monotonic() - began:.0f} s."
     except LeaseLost:
         raise
     except MensError as error:
@@ -135,7 +136,7 @@ class ServedPair:
 
 
 def _counts(evaluation: SelfEvaluation) -> str:
-    """Count in words what was measured on a replica."""
+    """Describe in words how much was measured on a replica."""
     served = evaluation.answers_from is AnswerSource.REPLICA
     counts = [
         (evaluation.served.rows if evaluation.served else 0, "rows"),
@@ -155,7 +156,7 @@ def _teller(attempt: Attempt) -> Callable[[str, int, int], None]:
 
 
 def _open_replica(attempt: Attempt, certificates: Mapping[str, Any], *, prefer_twin: bool) -> BlockingReplicaClient:
-    """Open the first replica that has a certificate; if twins are preferred, as in the gateway, the first of these."""
+    """Open the first replica that has a certificate; as in the gateway, twins come first if they are preferred."""
     settings = attempt.settings
     key = settings.serving_key.get_secret_value()
     certified = [

@@ -27,13 +27,16 @@ from worker.merging.streamed_model import FolderWeights, streamed_model
 from worker.probe_chats import CHATS, UNICODE, encode_chats
 
 BLOCK = re.compile(r"\.(\d+)\.")
-"""The number of a block in a tensor's name: the first one, since experts have numbers too."""
+"""Matches the block number in a tensor's name: the first number, because experts have numbers too."""
 SMALL_BYTES = 256 << 20
 MAX_TOKENS = 32
-"""Last tokens of a probe that are used. Six probes and 150,000 tokens of vocabulary make logits of 115 MB."""
+"""Number of tokens at the end of a probe that are used. With six probes and a vocabulary of 150,000 tokens, logits take
+115 MB.
+"""
 LIMITS = {"float32": 1e-6, "float16": 1e-4, "bfloat16": 1e-2}
-"""Largest mean KL (nats) by stored dtype: some 300 times the effect of a tiny model's rounding, and below any adapter's
-effect. The reasons are in docs/decisions/0026."""
+"""Largest mean KL (nats) by stored dtype: about 300 times the effect of rounding in a tiny model, but below any
+adapter's effect. The reasons are in docs/decisions/0026.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,9 @@ def compare(
 
     Args:
         merged, base, adapter: the folders.
-        under_adapter: names of the weights that were merged into as NF4 and back; empty: the base's own.
-        trained: names of those that training computed with as NF4 and back; None: trained on full precision.
+        under_adapter: names of the weights that the merge quantised to NF4 and back; empty: the base's own weights were
+            used.
+        trained: names of the weights that training quantised to NF4 and back; None: trained on full precision.
         double_quant: whether the scales of NF4's blocks are quantised too.
         probes: token ids, at most ``MAX_TOKENS`` each; None: the ends of the probe chats.
     """
@@ -103,7 +107,7 @@ def memory_needed(base: Path) -> int:
 
 
 def weights_needed(base: Path) -> int:
-    """Return the peak of the weights in memory, in bytes: a block and the matrix after it in float32, and that matrix as it is
+    """Return the peak memory of the weights, in bytes: a block and the following matrix in float32, plus that matrix as
     stored or read a second time.
     """
     sizes = {name: 4 * math.prod(info.shape) for name, info in read_folder_tensors(base).items()}
@@ -124,7 +128,8 @@ def refuse_without_memory(base: Path) -> None:
     if needed > free:
         raise JobFailed(
             Code.OUT_OF_MEMORY,
-            f"Comparing the merged model with base + adapter takes up to {needed / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free.",
+            f"Comparing the merged model with base + adapter takes up to {needed / 1e6:.0f} MB, and {free / 1e6:.0f} "
+            "MB are free.",
             remedy="Merge on a worker with more memory, or when fewer jobs run on this one.",
             details={"needed_bytes": needed, "available_bytes": free},
         )
@@ -141,7 +146,7 @@ def probe_ids(base: Path) -> list[list[int]]:
 
 
 def batch_logits(model: torch.nn.Module, probes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Return logits of each probe, [tokens, vocabulary], in one pass: later tokens do not change a position."""
+    """Return logits of each probe, [tokens, vocabulary], in one pass, because later tokens do not affect a position."""
     length = max(map(len, probes))
     ids = torch.tensor([[*probe, *[0] * (length - len(probe))] for probe in probes])
     batch = model(input_ids=ids, use_cache=False).logits.float()
@@ -157,7 +162,7 @@ def token_scores(logits: Sequence[torch.Tensor], probes: Sequence[Sequence[int]]
 
 
 def divergence(reference: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> Divergence:
-    """Return KL(one ‖ other) by position, and the largest difference of a logit."""
+    """Return KL(one ‖ other) by position, and the largest logit difference."""
     kl, largest = [], 0.0
     for mine, theirs in zip(reference, other, strict=True):
         # By position: in float64 one probe's logits would take as much memory as all of them do now.

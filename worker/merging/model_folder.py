@@ -34,9 +34,9 @@ GENERATION_CONFIG = "generation_config.json"
 SPECIAL_IDS = ("bos_token_id", "pad_token_id")
 """Ids that transformers reads from config.json, in addition to the EOS, without a generation config."""
 PIECE_ELEMENTS = 1 << 18
-"""Elements that are computed at a time: in float64 they fit into a processor's cache."""
+"""Number of elements computed at a time: in float64 they fit into a processor's cache."""
 ShardWritten = Callable[[int, int], None]
-"""Called with the number of finished shards, and their total."""
+"""A function that is called with the number of finished shards and their total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +157,14 @@ class FolderMerge:
             # The adapter's numbers were checked, and a sum of finite ones stays far within float32's range.
             raise ArtifactInvalid(
                 Code.MERGE_NOT_FINITE,
-                f"{key} of the base holds a number that is not finite, in whatever dtype it is stored.",
-                remedy="The base itself is damaged: fetch it again, or use another one; another dtype does not help.",
+                f"{key} of the base contains a number that is not finite.",
+                remedy="The base itself is damaged: fetch it again, or use another base. Another dtype does not help.",
                 param=key,
             )
         if not extremes.to(dtype).isfinite().all():
             raise ArtifactInvalid(
                 Code.MERGE_NOT_FINITE,
-                f"{key} has values past the range of {dtype}, in which they would be infinite.",
+                f"{key} has values outside the range of {dtype}, in which they would become infinite.",
                 remedy="Merge with dtype bfloat16 or float32.",
                 param="dtype",
             )
@@ -173,7 +173,7 @@ class FolderMerge:
     def _copy_others(self) -> list[Path]:
         """Copy tokenizer, template and similar files unchanged.
 
-        Config and index state the current dtype of the weights; the generation config names every token that ends a
+        Config and index are updated with the dtype of the weights; the generation config names every token that ends a
         turn.
         """
         copied = []
@@ -216,7 +216,7 @@ class FolderMerge:
 
 
 def with_dtype(config: dict[str, object], dtype: str) -> dict[str, object]:
-    """Return a model's config that names the dtype of its weights, in its language part too, under the key that it
+    """Return a model's config with the dtype of its weights, also in its language part, under the key that the config
     uses.
     """
     name = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"

@@ -1,5 +1,5 @@
-"""A model whose weights are read when a layer is computed, and dropped after it: memory of one block, whatever its
-size.
+"""A model whose weights are read when a layer is computed and dropped afterwards, so that it takes the memory of one
+block, whatever its size.
 
 transformers builds the model without weights, peft adds its layers, and accelerate's hooks request each tensor from
 :class:`FolderWeights` at the moment that it is needed.
@@ -34,7 +34,8 @@ class FolderWeights(Mapping[str, torch.Tensor]):
     Args:
         base: a model's folder.
         adapter: an adapter's folder, if its layers are needed too.
-        quantised: names, as the base stores them, of the weights that are returned as training computes with them.
+        quantised: names, as the base stores them, of the weights that are returned quantised to NF4 and back, as in
+            training.
         double_quant: whether the scales of NF4's blocks are quantised too.
     """
 

@@ -1,8 +1,9 @@
-"""The original's merge: an adapter in its layout folded into the tensors that it names, and only these in one float32
-file.
+"""Merge in the original system's format: an adapter in that layout is folded into the tensors that it names, and only
+these are written, to one float32 file.
 
-W' = W + (B·A)·alpha / max(rank, 1), computed as every merge here is (`exact_product.py`): the same bytes everywhere, within one rounding of
-the original's float32. Everything is checked before a byte is written, in the original's order, and each refusal has a code.
+W' = W + (B·A)·alpha / max(rank, 1), computed as every merge here is (`exact_product.py`): the same bytes everywhere,
+within one rounding of the original's float32. Everything is checked, in the original's order, before a byte is written,
+and each refusal has a code.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from worker.merging.exact_product import ScaledProduct
 from worker.merging.shards import TORCH_DTYPES, ShardReader, ShardWriter
 
 PIECE_ELEMENTS = 1 << 18
-"""Elements that are computed at a time."""
+"""Number of elements computed at a time."""
 FAMILY_PREFIXES = {
     "GPT-2": ("h.", "transformer.h.", "wte.", "transformer.wte."),
     "Qwen3.5": ("model.language_model.",),
@@ -107,7 +108,7 @@ class SubsetMerge:
         if self.output.exists():
             raise InvalidRequest(
                 Code.REQUEST_INVALID,
-                f"{self.output} exists already, and a merge does not overwrite files.",
+                f"{self.output} already exists, and a merge does not overwrite files.",
                 remedy="Name another output.",
                 param="output",
             )
@@ -119,13 +120,15 @@ class SubsetMerge:
         except (FileExistsError, NotADirectoryError):
             raise InvalidRequest(
                 Code.REQUEST_INVALID,
-                f"{self.output.parent} cannot be a folder: a file has this name or that of a folder above it.",
+                f"{self.output.parent} cannot be created: it, or one of its parents, is a file.",
                 remedy="Name another output.",
                 param="output",
             ) from None
 
     def _check_digests(self, sidecar: SidecarV2 | SidecarV3) -> None:
-        """Compare the shards with the digests that were recorded at training; the original itself recorded none."""
+        """Compare the shards with the digests that were recorded at training; adapters of the original system have
+        none.
+        """
         recorded = sidecar.base_digests or {}
         for shard in self.base_shards:
             if shard.name in recorded and digest_file(shard) != recorded[shard.name]:
@@ -139,7 +142,9 @@ class SubsetMerge:
 
 @dataclass(frozen=True, slots=True)
 class SubsetMerged:
-    """SHA-256 of the file, the layers in it, and those that the sidecar's map does not place, which are left out."""
+    """SHA-256 of the file, the layers in it, and the layers that were left out because the sidecar's map does not
+    contain them.
+    """
 
     digest: str
     layers: list[str]

@@ -28,7 +28,7 @@ class WorkerMetrics:
         where.register(self.training)
         where.register(GpuMemory())
         self._attempts = Counter(
-            "mens_attempts", "Ended attempts at jobs, by how they ended.", ("kind", "outcome"), registry=where
+            "mens_attempts", "Ended attempts at jobs, by outcome.", ("kind", "outcome"), registry=where
         )
         self._failures = Counter(
             "mens_attempt_failures", "Attempts that failed, by the error's code.", ("kind", "code"), registry=where
@@ -40,7 +40,7 @@ class WorkerMetrics:
             buckets=STAGE_SECONDS,
             registry=where,
         )
-        self._steps = Counter("mens_training_steps", "Optimizer steps that trainers have done.", registry=where)
+        self._steps = Counter("mens_training_steps", "Optimizer steps made by trainers.", registry=where)
         self._tokens = Counter("mens_training_tokens", "Tokens of these steps.", registry=where)
         self._sweep_seconds = Histogram(
             "mens_sweep_seconds", "How long sweeps took.", buckets=SWEEP_SECONDS, registry=where
@@ -73,7 +73,9 @@ class WorkerMetrics:
         )
 
     def attempt_ended(self, kind: Kind, outcome: str, code: str | None = None) -> None:
-        """Count an attempt: succeeded, retried, failed, cancelled, paused, released or lost; with the code of its error."""
+        """Count an ended attempt by its outcome (succeeded, retried, failed, cancelled, paused, released or lost) and
+        the code of its error.
+        """
         self._attempts.labels(str(kind), outcome).inc()
         if code is not None:
             self._failures.labels(str(kind), code).inc()
@@ -111,7 +113,7 @@ class WorkerMetrics:
         self._removed.inc(number)
 
     def retention_removed(self, what: str, size: int) -> None:
-        """Count something that the retention policy has removed, and its bytes."""
+        """Count an object that the retention policy has removed, and its bytes."""
         self._retained_out.labels(what).inc()
         self._retained_out_bytes.inc(size)
 
@@ -134,7 +136,7 @@ class StageClock:
         self._since = 0.0
 
     def enter(self, stage: Stage | None) -> None:
-        """Record the end of the previous stage and the start of this one; None: the attempt has ended."""
+        """Record the end of the previous stage and the start of ``stage``; None: the attempt has ended."""
         if self._stage is not None:
             self._observe(self._stage, time.monotonic() - self._since)
         self._stage, self._since = stage, time.monotonic()

@@ -16,13 +16,13 @@ GPU_FRESH_SECONDS = 15.0
 LIVE_FIELDS = {
     "tokens_per_sec": ("mens_training_tokens_per_second", "Tokens per second of the steps that run now."),
     "mfu": ("mens_training_mfu", "Share of the device's peak that the steps use, where the peak is known."),
-    "peak_memory_bytes": ("mens_training_peak_memory_bytes", "Most memory that the trainer has had on its device."),
+    "peak_memory_bytes": ("mens_training_peak_memory_bytes", "Peak memory of the trainer on its device."),
 }
 """Fields of a trainer's `step` event → name and meaning of the gauge."""
 
 
 class TrainingNow(Collector):
-    """Gauges of the trainers that run now. Without a trainer they have no samples: a speed of 0 would be false."""
+    """Gauges of the running trainers. Without a trainer they have no samples, because a speed of 0 would be false."""
 
     def __init__(self) -> None:
         self._steps: dict[str, dict[str, Any]] = {}
@@ -75,9 +75,7 @@ class GpuMemory(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics at a scrape."""
         total = GaugeMetricFamily("mens_gpu_memory_bytes", "Memory of a GPU.", labels=("gpu", "name"))
-        free = GaugeMetricFamily(
-            "mens_gpu_memory_free_bytes", "Memory that no program has taken.", labels=("gpu", "name")
-        )
+        free = GaugeMetricFamily("mens_gpu_memory_free_bytes", "Free memory.", labels=("gpu", "name"))
         for gpu in self._fresh():
             for family, size in ((total, gpu.total), (free, gpu.free)):
                 if size is not None:
@@ -86,7 +84,7 @@ class GpuMemory(Collector):
         yield free
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing: otherwise the registry would query the driver to find the names."""
+        """Return nothing: otherwise the registry would query the driver to learn the names."""
         return iter(())
 
     def _fresh(self) -> list[Gpu]:

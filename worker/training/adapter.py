@@ -62,7 +62,7 @@ def save_adapter(
 
 
 def load_adapter(model: PeftModel, folder: Path, base: Path) -> None:
-    """Put an adapter folder's weights into a model whose LoRA layers were made for them.
+    """Load an adapter folder's weights into a model whose LoRA layers were created for them.
 
     Args:
         base: the base model's folder.

@@ -6,8 +6,9 @@
                                 probes.json                (to publish it during the run: its scores of the probes)
                                 trainer_state.json         (step, plan digest, metrics; written last inside)
 
-A checkpoint is written next to its place and renamed, so a visible one is complete. The last few epochs' ends are kept,
-in a run of fewer epochs other steps too, and always the newest checkpoint, to resume from.
+A checkpoint is written under a temporary name and renamed, so a visible one is complete. The checkpoints at the ends of
+the last few epochs are kept (in a run of fewer epochs, some at other steps too), and always the newest checkpoint, to
+resume from.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ OPTIMIZER_PREFIX = "optimizer."
 CARRIED = "carried"
 ABSENT = "absent"
 KEEP = 3
-"""Checkpoints that belong to the result of a run."""
+"""Number of checkpoints that belong to the result of a run."""
 PROGRESS_FIELDS = (
     "step",
     "trained_tokens",
@@ -165,7 +166,7 @@ def save_checkpoint(
 
 
 def carried_digest(checkpoint: Path, name: str) -> str | None:
-    """Return the SHA-256 of a file that a checkpoint carries, as it was written; None if it carries none."""
+    """Return the recorded SHA-256 of a file that a checkpoint carries; None if it carries no such file."""
     state = read_json(checkpoint / f"{STATE_NAME}.json") or {}
     digest = state.get(CARRIED, {}).get(name)
     return None if digest is None else str(digest)
@@ -179,7 +180,7 @@ def occasion_of(checkpoint: Path) -> Occasion:
 
 
 def keep_result(run_dir: Path) -> None:
-    """Remove the checkpoints of a complete run that existed only to resume from."""
+    """Remove the checkpoints of a complete run that were only needed for resuming."""
     _remove_others(run_dir, [])
 
 
@@ -206,8 +207,8 @@ def _folder(run_dir: Path, step: int) -> Path:
 
 
 def refuse_missing(distributed: DistributedContext, resume: Path | None) -> None:
-    """Check, before any process reads it, that all of them resume from the same checkpoint. On several machines each has a
-    folder of its own.
+    """Check, before any process reads it, that all of them resume from the same checkpoint. Each of several machines
+    has its own folder.
 
     Raises:
         JobFailed: ``CHECKPOINT_MISSING``, in every process, with the names of the machines that lack it.
@@ -228,7 +229,10 @@ def refuse_missing(distributed: DistributedContext, resume: Path | None) -> None
     raise JobFailed(
         Code.CHECKPOINT_MISSING,
         f"The checkpoint {name} is not on {', '.join(lacking)}, or differs there.",
-        remedy="The worker fetches it again. By hand: copy the folder to every machine and start all with the same --resume.",
+        remedy=(
+            "The worker fetches it again. By hand: copy the folder to every machine and start all with the same "
+            "--resume."
+        ),
         details={"processes": lacking},
         retryable=True,
     )
@@ -245,7 +249,8 @@ def load_checkpoint(
     """Restore a run's state into model, optimizer and random generators.
 
     Args:
-        here: this process's environment; if it differs from the checkpoint's, the run is no longer bit-exact.
+        here: this process's environment; if it differs from the environment in the checkpoint, the run is no longer
+            bit-exact.
         base: the base model's folder.
 
     Raises:

@@ -2,7 +2,7 @@
 
 Only a few LoRA matrices are trained, so the model needs no wrapper: every process divides its loss by the whole step's
 weight sum and leaves its gradients, these are added up once per step, and all processes make the same optimizer step.
-The results equal those of one process up to rounding in fp32. In a single process every method is free and does
+The results equal those of one process up to rounding in fp32. In a single process the methods do nothing and cost
 nothing.
 """
 
@@ -26,8 +26,9 @@ from worker.training.metrics import Score
 T = TypeVar("T")
 
 PATIENCE = dt.timedelta(hours=1)
-"""Longest wait of a process for another. An ended process is noticed at once; the first may encode a large file
-alone."""
+"""Longest wait of one process for another. It is long because the first process may encode a large file alone; a
+process that has ended is noticed at once.
+"""
 
 NOTE_BYTES = 128
 
@@ -51,7 +52,7 @@ class DistributedContext:
         Scores and counts are exchanged between CPUs, gradients between the devices they are on.
 
         Raises:
-            JobFailed: ``SETTINGS_INVALID``: there are more processes than GPUs. PeerLost: another one did not come.
+            JobFailed: ``SETTINGS_INVALID``: there are more processes than GPUs. PeerLost: another process did not join.
         """
         if not under_torchrun():  # a cluster may set RANK and WORLD_SIZE for reasons of its own
             return cls()
@@ -82,7 +83,7 @@ class DistributedContext:
         return share_rows(lengths, self.size)[self.rank]
 
     def main_process_first(self, work: Callable[[], T]) -> T:
-        """Let the first process work while the others wait; they then use what it left in a cache."""
+        """Let the first process work while the others wait; they then use its results from a cache."""
         if not self.is_main:
             self.barrier()
         result = work()
@@ -107,7 +108,9 @@ class DistributedContext:
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def total(self, score: Score) -> Score:
-        """Return the score of all shares of a step, whose losses all have the whole step's divisor."""
+        """Return the total score of all processes' shares of a step; every share's loss is already divided by the whole
+        step's divisor.
+        """
         if self.size == 1:
             return score
         counted = [score.loss, score.accuracy * score.targets, score.targets]
@@ -117,7 +120,7 @@ class DistributedContext:
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Add up the gradients of all processes; a parameter without a gradient anywhere stays without one.
 
-        One flat copy: small compared with the activations, which are released by now.
+        It uses one flat copy, which is small compared with the activations, already released by then.
         """
         if self.size == 1:
             return
@@ -195,7 +198,7 @@ def local_rank() -> int:
 def share_rows(lengths: Sequence[int], processes: int) -> list[list[int]]:
     """Distribute rows: the longest first, each to the process with the fewest tokens so far.
 
-    No process gets more than a fair share and the tokens of one row.
+    No process gets more than a fair share plus the tokens of one row.
 
     Returns:
         for each process its rows, as places in ``lengths``, in ascending order; the same everywhere for the same
@@ -222,7 +225,8 @@ def _claim(device: torch.device) -> None:
     if (device.index or 0) >= torch.cuda.device_count():
         raise JobFailed(
             Code.SETTINGS_INVALID,
-            f"Process {device.index} of the trainer has no GPU of its own; this machine has {torch.cuda.device_count()}.",
+            f"Process {device.index} of the trainer has no GPU of its own; this machine has "
+            f"{torch.cuda.device_count()}.",
             remedy="Set MENS_TRAINER_PROCESSES to 0, which starts one process per GPU.",
         )
     torch.cuda.set_device(device)

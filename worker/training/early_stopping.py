@@ -18,8 +18,8 @@ def is_exhausted(metrics: Metrics, patience: int | None) -> bool:
 
 
 def score_at(metrics: Metrics, step: int) -> Score | None:
-    """Return the validation of the newest step, if it is this step and was validated; its number of targets is not
-    kept.
+    """Return the validation score of a step if it is the newest step and was validated; its number of targets is not
+    stored.
     """
     row = metrics[-1] if metrics else {}
     if row.get("step") != step or COLUMN not in row:

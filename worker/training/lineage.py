@@ -67,7 +67,9 @@ def package_versions() -> Mapping[str, str]:
 
 
 def git_sha(environment: Mapping[str, str]) -> str | None:
-    """Return the commit of the running code: from the operator, else the checkout, else pip's record, else None."""
+    """Return the commit of the running code: from the operator's setting, or else the checkout, or else pip's record;
+    None if unknown.
+    """
     if stated := environment.get(GIT_SHA_VARIABLE) or _checked_out(ROOT):
         return stated
     try:

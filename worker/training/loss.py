@@ -13,11 +13,11 @@ from worker.training.metrics import Score
 
 
 class StepSums(NamedTuple):
-    """Sums over a step's micro-batches, still on the device: reading one waits for all that was queued there.
+    """Sums over a step's micro-batches, still on the device: reading one waits for all work queued there.
 
     Attributes:
-        loss: divided by the step's weight sum.
-        correct: targets that the arg-max predicts. targets: how many there are.
+        loss: loss, divided by the step's weight sum.
+        correct: number of targets that the arg-max predicts. targets: number of targets.
         further: sums of the training method by name.
     """
 
@@ -44,7 +44,8 @@ def accumulate_gradients(
 ) -> StepSums:
     """Accumulate the gradient of a step's mean loss per supervised token over its micro-batches.
 
-    Each micro-batch is weighted by its tokens, so accumulation over unequal lengths equals one large batch exactly.
+    Each micro-batch is weighted by its tokens, so accumulation over micro-batches of different sizes exactly equals one
+    large batch.
 
     Args:
         weight_sum: divisor of the loss if other processes hold micro-batches of the same step; otherwise these batches'

@@ -1,7 +1,7 @@
 """A training method: how rows are read from files, how they become micro-batches, and how these become a loss.
 
-The trainer knows nothing else about a method: steps, memory, several processes, checkpoints, telemetry and the adapter
-are the same for all. The rows, batches and loss of a method are values of its own that only it inspects.
+This is all that the trainer knows about a method: steps, memory, distribution, checkpoints, telemetry and the adapter
+are the same for all methods. Only the method itself looks inside its rows, batches and losses.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Example(Protocol):
 
     @property
     def answer(self) -> Row:
-        """The row's chat with the answer that the adapter is to give, for the self-evaluation."""
+        """The row's chat with the answer that the adapter should give, for the self-evaluation."""
 
     @property
     def is_wanted(self) -> bool:
-        """True if that answer is one to give; a rated one may be bad."""
+        """True if the adapter should give that answer; a rated answer may be bad."""
 
     def unweighted(self) -> Self:
-        """The row as validation counts it: without its own weight."""
+        """The row without its own weight, as validation uses it."""
 
 
 class Batch(Protocol):
@@ -103,8 +103,8 @@ class Method(Protocol[RowT, BatchT]):
         """
 
     def micro_batches(self, rows: Sequence[RowT], token_budget: int, *, pad_token: int, packed: bool) -> list[BatchT]:
-        """Cut rows (one or more) into micro-batches of at most `token_budget` tokens; a longer row is a micro-batch of
-        its own.
+        """Divide rows (one or more) into micro-batches of at most `token_budget` tokens; a longer row gets its own
+        micro-batch.
 
         Args:
             packed: whether the model can keep documents apart in one sequence; otherwise rows are padded.
@@ -116,11 +116,13 @@ class Method(Protocol[RowT, BatchT]):
         """
 
     def ahead(self, rows: Sequence[RowT]) -> Sequence[RowT]:  # noqa: ARG002
-        """Return the rows that the policy must score, without gradients, before any loss of ``rows``; empty: none."""
+        """Return the rows that the policy must score, without gradients, before any loss of ``rows`` is computed; may
+        be empty.
+        """
         return ()
 
     def look_ahead(self, model: PeftModel, batches: Iterable[BatchT], device: torch.device) -> list[float]:  # noqa: ARG002
-        """Return sums over micro-batches of such rows, which are added over processes; called without gradients."""
+        """Return sums over micro-batches of these rows, which are then added over processes; called without gradients."""
         return []
 
     def settle(self, sums: Sequence[float]) -> None:  # noqa: ARG002
@@ -131,7 +133,7 @@ class Method(Protocol[RowT, BatchT]):
         """Return the loss of a micro-batch, divided by ``divisor``."""
 
     def prepare(self, context: TrainingContext, resume: Path | None, working: Callable[[], None]) -> None:  # noqa: ARG002
-        """Do what is done once before the first step of an attempt.
+        """Do the work that is needed once before the first step of an attempt.
 
         Args:
             resume: the checkpoint that the run resumes from.
@@ -143,7 +145,7 @@ class Method(Protocol[RowT, BatchT]):
         """Check the score of a run's first step, before anything is changed.
 
         Raises:
-            JobFailed: the run cannot be what was planned.
+            JobFailed: the run does not correspond to its plan.
         """
         return
 

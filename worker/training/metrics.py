@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 
 class Score(NamedTuple):
-    """Means over ``targets`` supervised positions: loss in nats, share of positions the arg-max predicts; for pairs of
-    answers, share of pairs whose preferred answer has gained more. ``sums`` are those of the training method.
+    """Means over ``targets`` supervised positions: loss in nats, share of positions that the arg-max predicts; for
+    pairs of answers, the share of pairs whose preferred answer has gained more. ``sums`` are the training method's
+    sums.
     """
 
     loss: float

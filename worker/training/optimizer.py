@@ -43,9 +43,10 @@ def build_optimizer(
 
 
 def allocate_state(optimizer: torch.optim.Optimizer) -> None:
-    """Create the state of parameters that have a gradient and no state yet, as their first step would.
+    """Create the state of parameters that have a gradient but no state yet, as their first step would.
 
-    A step that runs out of memory halfway has changed some of the parameters, so it cannot be repeated; this can.
+    A step that runs out of memory halfway has already changed some parameters and cannot be repeated; this allocation
+    can.
     """
     for group_index, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
@@ -66,7 +67,7 @@ def _step_device(group: Mapping[str, Any], parameter: torch.nn.Parameter) -> tor
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
 ) -> dict[str, torch.Tensor]:
-    """Return the state by ``<index of the parameter>.<name>``, on the CPU; a parameter never stepped has none."""
+    """Return the state by ``<index of the parameter>.<name>``, on the CPU; a parameter that was never stepped has none."""
     return {
         f"{index}.{name}": torch.as_tensor(value).cpu().contiguous()
         for index, parameter in enumerate(parameters)

@@ -18,17 +18,18 @@ from worker.training.model.load import packs
 MAX_PROBES = 4
 MAX_TOKENS = 256
 DEEPEST = 4096
-"""Tokens of the deep probe, at most: one forward pass on each side, also on a CPU."""
+"""Largest number of tokens of the deep probe, so that each side can score it in one forward pass, even on a CPU."""
 DEEP_ROWS = 256
-"""Rows among which the longest are looked for."""
+"""Number of rows among which the longest are searched for."""
 DEEP_POSITIONS = 64
-"""Positions of the deep probe in each range of depths."""
+"""Number of positions of the deep probe in each range of depths."""
 
 
 def make_probes(
     rows: Sequence[Row], model: PeftModel | None = None, device: torch.device | None = None, window: int = 0
 ) -> list[dict[str, Any]]:
-    """Return token ids, the positions (≥ 1) whose log-probabilities are compared, and the model's own.
+    """Return token ids, the positions (≥ 1) whose log-probabilities are compared, and the model's own
+    log-probabilities.
 
     Positions are those the adapter was trained to change: the assistant's tokens.
 
@@ -60,8 +61,8 @@ def _probe(row: Row) -> dict[str, Any]:
 
 
 def _deep_probe(rows: Sequence[Row], length: int) -> dict[str, Any] | None:
-    """Return a probe whose positions lie beyond those of the others: the longest row or, where it is too short, rows end to
-    end, which both sides score as one document; None if the window has no such positions.
+    """Return a probe whose positions lie beyond those of the others: the longest row or, if it is too short, several
+    rows end to end, which both sides score as one document; None if the window has no such positions.
     """
     if length <= MAX_TOKENS:
         return None
@@ -81,14 +82,15 @@ def _deep_probe(rows: Sequence[Row], length: int) -> dict[str, Any] | None:
 
 
 def _last_of(weights: np.ndarray, begin: int, end: int) -> list[int]:
-    """Return the last supervised positions of a range of depths."""
+    """Return the last supervised positions within a range of depths."""
     return [int(at) + begin for at in np.flatnonzero(weights[begin:end])][-DEEP_POSITIONS:]
 
 
 def score_probes(model: PeftModel, probes: Sequence[dict[str, Any]], device: torch.device) -> list[list[float]]:
     """Return the log-probability (nats) of every probe's tokens at its positions, each given all tokens before it.
 
-    One probe at a time and only the hidden rows that count go through the head, so it needs less memory than a step.
+    Probes are scored one at a time, and only the needed hidden rows go through the head, so this takes less memory than
+    a step.
 
     Args:
         model: the trained model, quantised or not; left in evaluation mode.

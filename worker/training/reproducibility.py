@@ -1,17 +1,18 @@
-"""Guarantees of a run: the bytes of any equal run, interrupted or not, or the same state on kernels that may round
-differently.
+"""Guarantees of a run: either the same bytes as any equal run, interrupted or not, or the same state on kernels that
+may round differently.
 
-Everything a step depends on is in a checkpoint (weights, optimizer, random generators) or a function of the step (rows,
-their layout, learning rate). On a CPU in fp32, with the same libraries, threads and processes, the same bits come out;
-the tests resume a run from every one of its steps. On an accelerator sums may be taken in another order, run or resumed,
-and a step that ran out of memory and was done in smaller pieces adds up in another order anywhere.
+Everything that a step depends on is either in a checkpoint (weights, optimizer, random generators) or a function of the
+step number (rows, their layout, learning rate). On a CPU in fp32, the same libraries, threads and processes give the
+same bits; the tests resume a run from every one of its steps. On an accelerator, sums may be computed in a different
+order in every run, and on any device a step that ran out of memory and was repeated in smaller pieces sums in a
+different order.
 
 Intel's MKL, which torch uses for matrix products on a CPU, by default adds up in an order that depends on where an
 operand lies in memory: thin products, as LoRA's are, then differ in their last bits between a newly computed weight and
 the same weight read from a file. It may also use fewer threads on a busy machine. Both are switched off here, and
 whether MKL complies is measured.
 
-Choices that depend on the memory that is free at the start change no bit of a CPU's run: frozen weights that are kept
+On a CPU, choices that depend on the free memory at the start do not change a bit: frozen weights that are kept
 dequantised are the same numbers. The tokens of a micro-batch are the contract's, or fewer if the machine's total memory
 is too small for them (`worker/training/model/memory_budget.py`): they are compared like the rest of the environment.
 """
@@ -27,8 +28,9 @@ import torch
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
 FIXED_ORDER = {"MKL_CBWR": "AUTO", "MKL_DYNAMIC": "FALSE"}
-"""MKL's variables: the same order of sums wherever operands lie, and the same number of threads however busy the
-machine is."""
+"""MKL's variables: they fix the order of sums, wherever operands are in memory, and the number of threads, however busy
+the machine is.
+"""
 NO = ("false", "0", "no", "off")
 OFFSETS = (4, 8, 16, 24, 32, 40, 48)
 """Bytes past a multiple of 64, torch's own alignment; data read from a safetensors file lies at any multiple of 8."""
@@ -36,11 +38,11 @@ OFFSETS = (4, 8, 16, 24, 32, 40, 48)
 
 ACCELERATOR, OUT_OF_MEMORY, NOT_RECORDED = "accelerator", "out_of_memory", "not_recorded"
 EXPLANATIONS = {
-    ACCELERATOR: "an accelerator adds up in another order from run to run",
-    OUT_OF_MEMORY: "a step ran out of memory and was done again in smaller pieces",
-    NOT_RECORDED: "the release that began the run did not record why",
-    "by_load": "a library may take fewer threads on a busy machine",
-    "by_place": "the order of sums depends on where operands lie in memory",
+    ACCELERATOR: "on an accelerator, the order of sums varies from run to run",
+    OUT_OF_MEMORY: "a step ran out of memory and was repeated in smaller pieces",
+    NOT_RECORDED: "the release that started the run did not record the reason",
+    "by_load": "a library may use fewer threads on a busy machine",
+    "by_place": "the order of sums depends on the operands' place in memory",
 }
 
 
@@ -52,15 +54,15 @@ class Guarantee(StrEnum):
 
 
 def fix_order_of_sums() -> None:
-    """Set MKL's variables for a fixed order, which it reads when it first computes; values that the operator has set
-    stay.
+    """Set MKL's variables for a fixed order of sums, unless the operator has set them; MKL reads them at its first
+    computation.
     """
     for name, value in FIXED_ORDER.items():
         os.environ.setdefault(name, value)
 
 
 def order_of_sums() -> str:
-    """Return what the order of a CPU's sums depends on: ``fixed`` (nothing), ``by_load`` or ``by_place``."""
+    """Return what the order of sums on a CPU depends on: ``fixed`` (nothing), ``by_load`` or ``by_place``."""
     if torch.get_num_threads() > 1 and threads_follow_load():
         return "by_load"
     return "by_place" if products_depend_on_place() else "fixed"
@@ -123,4 +125,4 @@ def inexact_reasons(saved: dict[str, str | int], here: dict[str, str | int]) -> 
 
 def explain(reason: str) -> str:
     """Return a reason of :func:`inexact_reasons` as a clause."""
-    return EXPLANATIONS.get(reason, f"the run was resumed where this was not the same: {reason}")
+    return EXPLANATIONS.get(reason, f"the run was resumed in a different environment: {reason}")

@@ -72,7 +72,7 @@ def optimizer_step(context: TrainingContext, progress: Progress, step: Step) -> 
 
 
 def look_ahead(context: TrainingContext, progress: Progress, rows: Sequence[Example]) -> None:
-    """Let the training method score what the losses of a step's rows depend on, in all processes."""
+    """Let the training method score the rows on which a step's losses depend, in all processes."""
     if not (ahead := context.method.ahead(rows)):
         return
     sums, _ = retry_on_out_of_memory(
@@ -92,7 +92,7 @@ def _sums_ahead(context: TrainingContext, batches: Iterable[Batch]) -> list[floa
 
 
 def gradients(context: TrainingContext, batches: Sequence[Batch], weight_sum: float) -> StepSums:
-    """Compute the gradients of a step's micro-batches into the parameters, after clearing those of an earlier try.
+    """Compute the gradients of a step's micro-batches into the parameters, after clearing those of an earlier attempt.
 
     Also allocate the optimizer's state, so that the step itself needs no further memory.
 
@@ -153,13 +153,13 @@ def retry_on_out_of_memory(
     """Run a step's forward and backward pass; each time memory runs out, repeat it with half the micro-batch, down to
     single rows.
 
-    The step has the same rows either way, so the same gradient up to rounding. The smaller micro-batch size stays for
-    the rest of the run, and is part of its checkpoints. The random generators are reset for each repetition.
+    The step has the same rows in either case, and so the same gradient up to rounding. The smaller micro-batch size
+    stays for the rest of the run, and is part of its checkpoints. The random generators are reset for each repetition.
 
     Args:
         plan_micro_batches: cuts the step's rows into micro-batches of at most the given number of tokens.
         work: the pass over micro-batches; begins without gradients.
-        retry: false if other processes are in the middle of the same pass and could not repeat it.
+        retry: whether to repeat; false if other processes are in the middle of the same pass and could not repeat it.
 
     Raises:
         RuntimeError, MemoryError: the allocator's own error, if not even the longest row fits alone.
@@ -192,7 +192,7 @@ def validation_in_memory(
     begin again with half the micro-batch, down to single rows.
 
     Args:
-        observed: passes micro-batches on and reports that the process works.
+        observed: passes micro-batches on and reports that the process is still working.
 
     Raises:
         RuntimeError, MemoryError: the allocator's own error, if not even the longest row fits alone.

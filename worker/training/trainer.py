@@ -91,7 +91,7 @@ class TrainingContext:
         return warmup_steps(self.plan.contract.exec.warmup_steps, self.order.total_steps)
 
     def used_values(self) -> dict[str, int]:
-        """Return the values of the plan that the rows have decided, for trackers."""
+        """Return the values of the plan that were determined from the rows, for trackers."""
         return {"optimizer_steps": self.order.total_steps, "exec.warmup_steps": self.warmup}
 
     def rate_at(self, step: int) -> float:
@@ -110,7 +110,7 @@ class TrainingContext:
         return list(in_step(batches, self.distributed, self.method.empty_batch))
 
     def validation_batches(self, token_budget: int, *, ahead: bool = False) -> Iterator[Batch]:
-        """Yield the tensors of this process's share of the validation rows, a step's worth at a time.
+        """Yield the tensors of this process's share of the validation rows, a step's number of rows at a time.
 
         Args:
             ahead: rows that must be scored before them.
@@ -202,7 +202,9 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path, method: Method[Any, Any
 
 
 def start_of(run: TrainingRun) -> Callable[[PeftModel], None] | None:
-    """Return the function that puts the weights of the run's parent into its new layers; None for a run without a parent."""
+    """Return the function that loads the weights of the run's parent into its new layers; None for a run without a
+    parent.
+    """
     parent, inputs = run.plan.parent, run.inputs
     if parent is None:
         return None
@@ -281,7 +283,7 @@ def gather_facts(
     telemetry: Telemetry,
     evaluation: SelfEvaluation,
 ) -> FinishedRun:
-    """Gather everything that the reports of a finished run are written from."""
+    """Gather everything that the reports of a finished run need."""
     return FinishedRun(
         run_id=progress.run_id,
         plan=context.plan,

@@ -1,6 +1,6 @@
-"""Check that this machine can run a job: its run folders and the storage take what a job writes.
+"""Checks that this machine can run a job: that its run folders and the storage can be written to.
 
-A worker with a bad disk would otherwise claim every queued job and fail it within a second.
+Otherwise, a worker with a bad disk would claim every queued job and fail it within a second.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ PROBE_SECONDS = 5.0
 """Time between two checks of a machine that failed one."""
 PROBE_BYTES = 64 << 10
 MIN_FREE_BYTES = 32 << 20
-"""Least free space for run folders. An attempt that fails on a full disk deletes its incomplete files. The probe file
-would fit into that space, so the probe alone would pass."""
+"""Minimum free space for run folders. An attempt that fails on a full disk deletes its incomplete files, and the probe
+file would fit into that space, so probing alone is not enough.
+"""
 ABSENT_BLOB = "0" * 64
 
 logger = logging.getLogger(__name__)
@@ -44,17 +45,17 @@ class DiskCheck:
     show: Callable[[Unavailable | None], None]
     fault: Unavailable | None = None
     _written: str = ""
-    """The place that the last check wrote to, for the log alone: callers see the fault, and no paths."""
+    """The place that the last check wrote to; only for the log, because callers see the fault without paths."""
 
     def wait_until_sound(self, stopping: threading.Event) -> bool:
-        """Return True once a check passes; False if the worker is stopped before."""
+        """Return True once a check passes; False if the worker is stopped first."""
         while self.find_fault():
             if stopping.wait(PROBE_SECONDS):
                 return False
         return True
 
     def find_fault(self) -> Unavailable | None:
-        """Write to both places; return the fault, which is shown, and logged when it changes."""
+        """Write to both places; return the fault. It is passed to ``show``, and logged when it changes."""
         before, self.fault = self.fault, self._check()
         self.show(self.fault)
         if self.fault and (before is None or before.code != self.fault.code):

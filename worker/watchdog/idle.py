@@ -62,8 +62,10 @@ class IdleWatch:
             raise JobFailed(
                 Code.TRAINER_IDLE,
                 f"The trainer has used less than {IDLE_SHARE:.0%} of a processor, and of its GPU, for {idle:.0f} s.",
-                remedy="The job is tried again from its last checkpoint. If it waits for a slow disk, raise"
-                " MENS_TRAINER_IDLE_SECONDS.",
+                remedy=(
+                    "The job is retried from its last checkpoint. If it waits for a slow disk, raise "
+                    "MENS_TRAINER_IDLE_SECONDS."
+                ),
                 details={"termination": str(Termination.IDLE), "idle_seconds": round(idle, 1)},
                 retryable=True,
             )
@@ -103,8 +105,8 @@ def busiest_gpu() -> float | None:
 
 
 def parse_shares(table: str, visible: str | None) -> float | None:
-    """Return the highest utilisation in the driver's table, 0 to 1; None if a GPU has no figure, e.g. one in parts
-    (MIG).
+    """Return the highest utilisation in the driver's table, 0 to 1; None if a GPU has no figure, e.g. because it is
+    partitioned (MIG).
 
     Args:
         table: one line per GPU: index, uuid, percent.

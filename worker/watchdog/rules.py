@@ -135,7 +135,8 @@ _OWN_TIME = _Bound(
 
 @dataclass
 class OrphanWatch:
-    """Notices an orphaned trainer: its worker has not reached the database for so long that another worker has the job.
+    """Notices an orphaned trainer: its worker has not reached the database for so long that another worker may have the
+    job.
 
     Attributes:
         contact_at: monotonic seconds of the worker's last heartbeat that arrived.

@@ -1,5 +1,5 @@
-"""Notices a trainer that makes no more progress: otherwise it would hold its GPU indefinitely while the worker sees it
-alive.
+"""Notices a trainer that no longer makes progress: it would otherwise hold its GPU indefinitely, because the worker
+only sees that it is alive.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from shared.errors import Code, JobFailed
 from worker.watchdog.rules import Termination
 
 STALL_FACTOR = 20
-"""A silence is a stall if it is this many times the longest one so far, checkpoints included; within validations the
-trainer reports."""
+"""A silence counts as a stall if it is this many times as long as the longest one so far, including checkpoints; during
+validations the trainer keeps reporting.
+"""
 
 
 class StallWatch:
@@ -31,7 +32,7 @@ class StallWatch:
         self._longest: float | None = None  # silence between two reports, once a step is done
 
     def note(self, telemetry: Sequence[dict[str, Any]]) -> None:
-        """Take in the trainer's reports since the last call; may be empty."""
+        """Process the trainer's reports since the last call; may be empty."""
         if not telemetry:
             return
         now = self._clock()
@@ -49,15 +50,15 @@ class StallWatch:
         silent = self._clock() - self._heard_at
         if self._longest is None:
             allowed, what = self._start_seconds, "has not done its first step"
-            remedy = "If base or data take so long to load, raise MENS_TRAINER_START_SECONDS."
+            remedy = "If the base or the data take that long to load, raise MENS_TRAINER_START_SECONDS."
         else:
             allowed = max(self._stall_seconds, STALL_FACTOR * self._longest)
-            what, remedy = "has reported nothing", "If its steps take so long, raise MENS_TRAINER_STALL_SECONDS."
+            what, remedy = "has reported nothing", "If its steps take that long, raise MENS_TRAINER_STALL_SECONDS."
         if silent > allowed:
             raise JobFailed(
                 Code.TRAINER_STALLED,
                 f"The trainer {what} for {silent:.0f} s; {allowed:.0f} s are allowed.",
-                remedy=f"The job is tried again from its last checkpoint. {remedy}",
+                remedy=f"The job is retried from its last checkpoint. {remedy}",
                 details={
                     "termination": str(Termination.STALL),
                     "silent_seconds": round(silent, 1),

@@ -16,7 +16,7 @@ from worker.settings import WorkerSettings
 from worker.webhooks.sender import WebhookSender
 
 THREADS = 16
-"""Endpoints that one process sends to at once: each gets one delivery at a time."""
+"""Number of endpoints that one process sends to concurrently; each endpoint gets one delivery at a time."""
 ROUND_SECONDS = 60.0
 """After this time no new delivery starts: the next round removes old rows, and then continues."""
 PRUNE_SECONDS = 3600.0

@@ -1,4 +1,4 @@
-"""Connections to receivers: to a checked address, each operation within one deadline.
+"""Connections to receivers: each goes to a checked address, and all its operations share one deadline.
 
 The host is resolved here, every address is checked, and the connection is made to the address that passed; the name is
 not resolved again. TLS still requires a certificate for the host's name.
@@ -60,7 +60,7 @@ class PinnedBackend(httpcore.NetworkBackend):
             if not self._allowed.permit(host, address):
                 # The address goes to the log alone: a tenant reads this error, and could look up internal names with it.
                 logger.warning("a webhook to %s was not sent: it resolves to %s", host, address)
-                raise ForbiddenAddress(f"{host} does not resolve to public addresses alone")
+                raise ForbiddenAddress(f"{host} does not resolve only to public addresses")
         failure: Exception = httpcore.ConnectError(f"{host} does not resolve to an address")
         for address in addresses:
             try:
@@ -72,9 +72,7 @@ class PinnedBackend(httpcore.NetworkBackend):
 
 
 class BoundedStream(httpcore.NetworkStream):
-    """A connection whose operations all end by a deadline: httpcore's own timeouts restart with every byte that
-    arrives.
-    """
+    """A connection whose operations all end by a deadline: httpcore's own timeouts restart with every byte received."""
 
     def __init__(self, stream: httpcore.NetworkStream, deadline: float) -> None:
         self._stream = stream

@@ -15,10 +15,11 @@ from shared.webhooks.targets import AllowedTargets, check_url
 from worker.webhooks.pinned_network import PinnedBackend, Resolve
 
 ATTEMPT_SECONDS = 15.0
-"""For connecting, sending and the response's head together, after the host was resolved; Standard Webhooks recommends
-15 to 30 s."""
+"""Time limit for connecting, sending and receiving the response's headers together, after the host was resolved;
+Standard Webhooks recommends 15 to 30 s.
+"""
 READ_BYTES = 512
-"""Bytes of a refusal's body that are read, for its tenant; no other body is read."""
+"""Number of bytes that are read of a refusal's body, for the tenant; the bodies of other responses are not read."""
 USER_AGENT = "Mens-Webhooks/1"
 
 

@@ -1,4 +1,4 @@
-"""Methods by which a model writes the value of a column, one in each file.
+"""Methods by which a model writes the value of a column, one per file.
 
 Start with `method.py`. Imports `corpus`, `shared.graders` and `shared.sandbox`.
 """

@@ -12,7 +12,7 @@ def answer(column: AnswerColumn, row: RowRequests) -> str:
     """Return the answer.
 
     Raises:
-        RowDropped: ``CHECK_FAILED``. And what :meth:`RowRequests.ask` raises.
+        RowDropped: ``CHECK_FAILED``, and the errors of :meth:`RowRequests.ask`.
     """
     assert column.prompt is not None
     text = row.ask(column, row.fill(column.prompt))

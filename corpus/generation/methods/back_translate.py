@@ -1,4 +1,6 @@
-"""Method ``back_translate``: the instruction for a text that exists, so that the answer of the row is a person's."""
+"""Method ``back_translate``: writes the instruction for an existing text, so that the row's answer is written by a
+person.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from corpus.generation.model_columns import BackTranslateColumn
 from corpus.verdicts import VerdictCode
 
 ASK = (
-    "Write the instruction that a person would give to get the text below as the answer. It must say everything that the text "
+    "Write the instruction that a person would give to get the text below as the answer. It must say everything that "
+    "the text "
     "needs to be the right answer, and must not quote the text. Reply with the instruction alone.\n\nText:\n\n{text}"
 )
 JUDGE = (
@@ -20,10 +23,10 @@ _LABELS: dict[str, object] = {"type": "string", "enum": ["yes", "no"]}
 
 
 def back_translate(column: BackTranslateColumn, row: RowRequests) -> str:
-    """Return the instruction, if the model then says that the text answers it.
+    """Return the instruction, if the model then judges that the text answers it.
 
     Raises:
-        RowDropped: ``JUDGED_BAD``: it does not. ``NOT_JUDGED``.
+        RowDropped: ``JUDGED_BAD``: the text does not answer it. ``NOT_JUDGED``.
     """
     text = row.fill(column.text)
     instruction = row.ask(column, ASK.format(text=text))

@@ -32,10 +32,10 @@ def judge(column: JudgeColumn, row: RowRequests) -> int | str:
 
 
 def judgement(column: ModelColumn, row: RowRequests, prompt: str, schema: dict[str, object]) -> object:
-    """Return what the column's model says about a prompt, by a JSON Schema.
+    """Return the judgement of the column's model on a prompt, as JSON that follows a schema.
 
     Raises:
-        RowDropped: ``NOT_JUDGED``: its answer does not have a result.
+        RowDropped: ``NOT_JUDGED``: the answer contains no result.
     """
     messages = [{"role": "system", "content": row.fill(column.system)}] if column.system is not None else []
     messages.append({"role": "user", "content": prompt})

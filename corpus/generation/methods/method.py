@@ -1,4 +1,4 @@
-"""Interface of a method: what it needs to know about a row, and how it asks."""
+"""Interface of a method: the row's values, and the requests that the method sends."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from corpus.generation.methods.self_instruct import InstructionPool
 
 JUDGE_TOKENS = 1_024
-"""Most tokens of a judgement for a grader that does not say it."""
+"""Largest number of tokens of a judgement, for graders that do not set one."""
 LIMIT = "max_completion_tokens"
 _REASONING = re.compile(r"\A\s*<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class MethodTools:
-    """Shared means of methods, for all rows.
+    """Resources that methods share, for all rows.
 
     Attributes:
         seed: the recipe's seed.
         checkers: checkers of code.
-        sandbox: sandbox of tests and of graders that run code; None if no column needs it.
+        sandbox: sandbox for tests and for graders that run code; None if no column needs it.
         pools: instructions of the columns with ``self_instruct``, by name.
     """
 
@@ -54,7 +54,8 @@ class RowRequests:
     Attributes:
         index: number of the row.
         values: values of the columns so far.
-        generators: generators of each column and model, for the provenance: method, endpoint, model, revision, digests of its requests.
+        generators: one entry per column and model, for the provenance: method, endpoint, model, revision, digests of
+            its requests.
         redactions: number of values that were replaced in its responses, by kind.
         checks: results of checks, for the provenance.
     """
@@ -89,7 +90,7 @@ class RowRequests:
         return answer
 
     def send(self, column: ModelColumn, request: ModelRequest) -> str:
-        """Return the text of the response to a request, and note it for the provenance."""
+        """Return the text of the response to a request, and record the request for the provenance."""
         response = self.tools.asker.ask(request)
         endpoint = self.tools.asker.endpoints[request.name]
         # A grader may have a different model from the column's.
@@ -126,8 +127,8 @@ class RowRequests:
         """Return the answer to a request of a grader, as a chat completion.
 
         Args:
-            name: name of the model that judges.
-            request: as :func:`shared.graders.model_graders.judge_request` makes it.
+            name: name of the judge model.
+            request: a request built by :func:`shared.graders.model_graders.judge_request`.
         """
         options = {key: value for key, value in request.items() if key not in ("model", "messages", LIMIT)}
         most = request.get(LIMIT, JUDGE_TOKENS)
@@ -135,10 +136,10 @@ class RowRequests:
         return {"choices": [{"message": {"content": _without_reasoning(text)}}]}
 
     def score(self, column: ModelColumn, grader: Grader, text: str) -> float:
-        """Return the score of an answer; 0 if it is to blame for having none.
+        """Return the score of an answer; 0 if the answer itself is the reason why it cannot be scored.
 
         Raises:
-            RowDropped: ``NOT_JUDGED``: a model's judgement has no score.
+            RowDropped: ``NOT_JUDGED``: a model's judgement contains no score.
         """
         try:
             outcome = grade(
@@ -169,4 +170,4 @@ def _without_reasoning(text: str) -> str:
 
 
 Method = Callable[[Any, RowRequests], Any]
-"""Column and the row's requests → the value; raises :class:`RowDropped`."""
+"""A function of the column and the row's requests that returns the value; raises :class:`RowDropped`."""

@@ -14,7 +14,7 @@ def prefer(column: PreferColumn, row: RowRequests) -> dict[str, Any]:
     """Return the answers with the highest and the lowest score, ``chosen`` and ``rejected``, and their scores.
 
     Raises:
-        RowDropped: ``NO_PREFERENCE``: fewer than two answers differ, or none has a higher score than another.
+        RowDropped: ``NO_PREFERENCE``: all answers are the same, or all have the same score.
     """
     assert column.prompt is not None
     prompt = row.fill(column.prompt)

@@ -1,6 +1,8 @@
-"""Method ``self_align``: code → concepts → a task → answers with tests; one answer is kept that passes its own tests in the sandbox.
+"""Method ``self_align``: code → concepts → a task → answers with tests; one answer that passes its own tests in the
+sandbox is kept.
 
-Tests that pass without the answer prove nothing: they must fail on an empty one. Source: Wei et al., "SelfCodeAlign" (2024).
+Tests that pass without the answer prove nothing, so they must fail on an empty answer. Source: Wei et al.,
+"SelfCodeAlign" (2024).
 """
 
 from __future__ import annotations
@@ -17,17 +19,22 @@ from shared.errors import MensError
 from shared.graders.grading import OF_THE_ANSWER
 from shared.sandbox.levels import Limits
 
-_CONCEPTS = "List the programming concepts that this code uses, at most five, separated by commas. Reply with the list alone.\n\n```python\n{text}\n```"
+_CONCEPTS = (
+    "List the programming concepts that this code uses, at most five, separated by commas. Reply with the list "
+    "alone.\n\n```python\n{text}\n```"
+)
 _TASK = (
-    "Write a programming task in Python that needs these concepts: {concepts}. It asks for one function, gives its name, its parameters and "
+    "Write a programming task in Python that needs these concepts: {concepts}. It asks for one function, gives its "
+    "name, its parameters and "
     "what it returns, and needs no files, network or packages. Reply with the task alone."
 )
 _ANSWER = (
-    "{task}\n\nReply with two blocks of Python code. The first has the function. The second has tests of it: functions whose names "
+    "{task}\n\nReply with two blocks of Python code. The first has the function. The second has tests of it: "
+    "functions whose names "
     "begin with test_, with assert statements. The tests do not import the function."
 )
 TEST_LIMITS = Limits(wall_seconds=10.0, memory_bytes=1 << 30, tmpfs_bytes=64 << 20)
-"""Limits of the tests of one answer: some never end."""
+"""Limits for the tests of one answer, because some tests never end."""
 SOURCE = """
 def grade(sample, item):
     names = {"__name__": "answer"}

@@ -1,4 +1,4 @@
-"""Method ``self_instruct``: a new instruction after six examples of people and two that were made before.
+"""Method ``self_instruct``: a new instruction, prompted with six examples by people and two generated earlier.
 
 Source: Wang et al., "Self-Instruct" (2023): six and two examples, and ROUGE-L under 0.7 with every other instruction.
 """
@@ -18,15 +18,20 @@ from corpus.verdicts import VerdictCode
 
 OF_PEOPLE, MADE = 6, 2
 LEAST_SIMILAR = 0.7
-"""ROUGE-L from which on an instruction is not new."""
+"""ROUGE-L at or above which an instruction does not count as new."""
 ROUND = 20
-"""Rows between which new instructions become examples, so that rows of a round can be made at once, in any order."""
-_ASK = "Here are examples of instructions:\n\n{examples}\n\nWrite one more instruction, number {number}{about}. It must differ from all of them. Reply with the instruction alone."
+"""Number of rows per round. New instructions become examples only after a round, so that the rows of a round can be
+made concurrently, in any order.
+"""
+_ASK = (
+    "Here are examples of instructions:\n\n{examples}\n\nWrite one more instruction, number {number}{about}. It must "
+    "differ from all of them. Reply with the instruction alone."
+)
 _NUMBER = re.compile(r"^\s*(?:\d{1,3}[.):]|[-*])\s+")
 
 
 class InstructionPool:
-    """The instructions of a column: those of people, and those that were made.
+    """The instructions of a column: those written by people, and those generated.
 
     Args:
         seeds: instructions written by people.
@@ -39,11 +44,11 @@ class InstructionPool:
         self._words = [_words(text) for text in seeds]
 
     def begin_round(self) -> None:
-        """Take the instructions that were made so far as examples."""
+        """Make the instructions generated so far available as examples."""
         self._examples = len(self._made)
 
     def examples(self, key: str) -> list[str]:
-        """Return the examples for a row, which depend on its key, the seeds and the rounds before alone."""
+        """Return the examples for a row; they depend only on its key, the seeds and the earlier rounds."""
         made = _drawn(self._made[: self._examples], MADE, key)
         return _drawn(self._seeds, OF_PEOPLE, key) + made
 
@@ -51,14 +56,15 @@ class InstructionPool:
         """Return whether an instruction differs from all others.
 
         Args:
-            in_round: whether it is compared with those of its own round too, which is right in the order of rows only.
+            in_round: whether it is also compared with those of its own round; only valid when rows are processed in
+                order.
         """
         words = _words(text)
         count = len(self._words) if in_round else len(self._seeds) + self._examples
         return bool(words) and all(_rouge_l(words, other) < LEAST_SIMILAR for other in self._words[:count])
 
     def add(self, text: str) -> None:
-        """Add an instruction that was made."""
+        """Add a generated instruction."""
         self._made.append(text)
         self._words.append(_words(text))
 
@@ -82,7 +88,7 @@ def self_instruct(column: SelfInstructColumn, row: RowRequests) -> str:
 
 
 def _drawn(texts: Sequence[str], count: int, key: str) -> list[str]:
-    """Return some texts, by the order of their digests with a key."""
+    """Return a sample of texts, chosen by the order of their keyed digests."""
     return sorted(texts, key=lambda text: hashlib.sha256(f"{key}\0{text}".encode()).digest())[:count]
 
 
@@ -91,7 +97,7 @@ def _words(text: str) -> list[str]:
 
 
 def _rouge_l(words: Sequence[str], others: Sequence[str]) -> float:
-    """Return ROUGE-L; 0 where the lengths alone exclude :data:`LEAST_SIMILAR`."""
+    """Return ROUGE-L; 0 if the lengths alone show that it is below :data:`LEAST_SIMILAR`."""
     total = len(words) + len(others)
     if 2 * min(len(words), len(others)) < LEAST_SIMILAR * total:
         return 0.0

@@ -136,7 +136,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown": ({"columns": [A], "row": ROW | {"prompt": "{{ item.b }}"}}, "row.prompt uses item.b"),
     "sample": ({"columns": [A], "row": ROW | {"prompt": "{{ sample.x }}"}}, "row.prompt uses sample.x"),
     "open": ({"columns": [A], "row": ROW | {"prompt": "{{ item.a"}}, "not closed"),
-    "empty": ({"columns": [A | {"sampler": "uniform", "low": 2, "high": 1}]}, "no number with these"),
+    "empty": ({"columns": [A | {"sampler": "uniform", "low": 2, "high": 1}]}, "a number with these"),
     "days": ({"columns": [A | {"sampler": "date", "first": "2026-01-02", "last": "2026-01-01"}]}, "must not be before"),
     "poisson": ({"columns": [A | {"sampler": "poisson", "mean": 1e9}]}, "500"),
     "rows": ({"columns": [A], "rows": 0}, "rows"),

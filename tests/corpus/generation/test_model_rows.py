@@ -514,7 +514,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"columns": [NUMBER, {"name": "q", "template": "x"}, {"name": "a", "template": "y"}]},
         "`terms` needs",
     ),
-    "price": ({"prices": {"halper": {"input": 1, "output": 1}}}, "prices.halper: no column asks this model"),
+    "price": ({"prices": {"halper": {"input": 1, "output": 1}}}, "prices.halper: no column uses this model"),
     "money": ({"budget": {"money": 1}}, "budget.money needs the price"),
     "budget": ({"budget": {"requests": 0}}, "budget.requests"),
 }

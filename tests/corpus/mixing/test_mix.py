@@ -538,7 +538,7 @@ def test_rows_that_are_not_compared_are_reported(
     part = mixed(tmp_path, "rows.jsonl", **keys).report
     assert part.dropped == {}
     assert [note.split(";")[0] for note in part.notes] == [
-        "Near duplicates: each of the 7 rows was compared with the first 4 rows only"
+        "Near duplicates: each of the 7 rows was compared only with the first 4 rows"
     ]
     assert ("both sides of the holdout" in part.notes[0]) == bool(holdout)
 

@@ -217,13 +217,13 @@ def test_each_rule_has_eight_forms_with_the_same_fields() -> None:
 
 
 def test_bad_calls_have_codes(units: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="No rule has the name 'implment'; installed are: implement") as caught:
+    with pytest.raises(InvalidRequest, match="No rule is called 'implment'; installed are: implement") as caught:
         Pairing((units,), ("implment",))
     assert caught.value.code == "CORPUS_RULE_UNKNOWN"
-    with pytest.raises(NotFound, match="does not have a complete output"):
+    with pytest.raises(NotFound, match="does not contain a complete output"):
         pair(tmp_path / "absent", tmp_path / "pairs")
     (tmp_path / "a.py").write_text("x = 1\n")
-    with pytest.raises(InvalidRequest, match="make no row of the units") as empty:
+    with pytest.raises(InvalidRequest, match="make no rows from the units") as empty:
         pair(extract(tmp_path / "a.py", tmp_path / "units", "python"), tmp_path / "pairs")
     assert empty.value.code == "CORPUS_SOURCE_EMPTY"
 

@@ -68,7 +68,7 @@ def test_young_rows_wait_and_that_is_said(table: SourceTable) -> None:
     table.add([2], age=10)
     report = table.pull()
     assert report.rows == 1
-    assert "Rows younger than 10m are left for the next pull." in report.notes
+    assert "Rows newer than 10m are left for the next pull." in report.notes
     assert table.pull(lag="2s").rows == 1
 
 

@@ -133,7 +133,7 @@ def test_a_page_that_is_no_page_is_a_refusal_and_is_requested_again(openai: Serv
 def test_a_cap_on_stored_chats_is_noted(openai: ServedOpenAI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openai_migration.archive.sections.MAX_CHATS", 2)
     result = export(openai, tmp_path / "a", Section.CHATS)
-    assert (result.objects["stored chats"], result.notes) == (2, ["chat/completions: the first 2 only"])
+    assert (result.objects["stored chats"], result.notes) == (2, ["chat/completions: only the first 2"])
     assert TUNED.replace(":", "%3A") in {path.name for path in (tmp_path / "a/raw/P/chats").iterdir()}
 
 

@@ -28,7 +28,7 @@ def test_429_is_tried_again_after_the_time_that_openai_says(openai: ServedOpenAI
     openai.fake.limited = {"models": 2}
     assert get(openai)[0] == Reply(200)
     assert openai.waits == [7, 7]
-    assert openai.notes == ["OpenAI answered with 429 rate_limit_exceeded; waiting for 7 s"] * 2
+    assert openai.notes == ["OpenAI responded with 429 rate_limit_exceeded; waiting 7 s"] * 2
 
 
 @pytest.mark.parametrize(

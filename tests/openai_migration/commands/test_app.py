@@ -104,7 +104,7 @@ def test_export_says_what_the_archive_holds_and_what_was_refused(openai: ServedO
         "refused: files/file-train/content: 403 invalid_request_error Not allowed to download files of purpose: fine-tune"
         in output
     )
-    assert "as secret as your training data" in output
+    assert "as confidential as your training data" in output
 
 
 def test_export_follows_an_inventory_in_the_same_folder(openai: ServedOpenAI, here: Path) -> None:
@@ -179,7 +179,7 @@ def test_record_says_what_it_would_send_and_asks_first(openai: ServedOpenAI, her
     assert declined.exit_code == 1
     assert f"{TUNED}: 2 prompts" in declined.output
     assert "8 requests will be sent: about" in declined.output
-    assert "at your prices at most about 0.2" in declined.output
+    assert "at your prices, at most about 0.2" in declined.output
     assert not openai.fake.requests
 
 

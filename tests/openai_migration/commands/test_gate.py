@@ -332,7 +332,7 @@ def test_a_worse_answer_fails_before_the_judge(successor: Successor, judged_arch
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "The grader asks the model gpt-4o, which is not served here. Name a judge model"),
+        ([], "The grader uses the model gpt-4o, which is not served here. Name a judge model"),
         (["--judge", "helper"], "and helper is the candidate itself"),
         (["--judge", f"gpt-4o={ADAPTER}"], f"and {ADAPTER} is the candidate itself"),
     ],
@@ -406,7 +406,7 @@ def test_graders_that_differ_from_openai_are_shown_and_do_not_block(
     assert "SANDBOX_UNAVAILABLE" in output
     receipt = receipt_of(tmp_path / "a")
     assert receipt.verdict is Status.MISSING_EVIDENCE
-    assert "nothing says whether answers are right" in receipt.reason
+    assert "nothing shows whether answers are right" in receipt.reason
 
 
 def test_a_dry_run_sends_nothing_and_says_how_much_it_would(

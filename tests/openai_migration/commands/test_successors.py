@@ -133,7 +133,7 @@ def test_bases_are_planned_each(installation: CliInstallation, archive: Path) ->
 def test_base_that_does_not_fit_is_said_and_not_planned(installation: CliInstallation, archive: Path) -> None:
     output = step(installation, "plan", archive, "--local", "--vram-gb", "0.01", code=1)
     assert "wide: not possible: MEMORY_DOES_NOT_FIT" in output
-    assert "no base fits; asked: this machine's catalogue, for a GPU of 0.0 GiB" in output
+    assert "no base fits, according to this machine's catalogue, for a GPU of 0.0 GiB" in output
     assert not list(archive.glob("plans/*/*/*.json"))
 
 
@@ -247,7 +247,7 @@ def trained(installation: CliInstallation, archive: Path) -> Path:
 def test_switch_needs_a_passed_gate(installation: CliInstallation, trained: Path) -> None:
     refused = step(installation, "switch", trained, "--model", TUNED, code=1)
     assert "GATE_NOT_PASSED" in refused
-    assert "no gate has written a receipt" in refused
+    assert "no gate was run" in refused
     for verdict in (Status.FAILED, Status.MISSING_EVIDENCE):
         gate(trained, verdict=verdict, reason="not passed: similarity")
         refused = step(installation, "switch", trained, "--model", TUNED, code=1)

@@ -29,7 +29,7 @@ EVALUATION = SelfEvaluation(
     tokens=1234,
     loss=PairedMeasure(base=2.5, tuned=1.25, row_difference=-1.2, interval=(-1.4, -1.0)),
     token_accuracy=PairedMeasure(base=0.4, tuned=0.6, row_difference=0.21, interval=None),
-    notes=("Sample answers are left out, as the operator has set.",),
+    notes=("Sample answers are left out because of the operator's setting.",),
 )
 
 
@@ -38,7 +38,7 @@ def test_the_summary_has_both_models_and_how_sure_it_is():
         "64 of 100 held-out rows; 1,234 supervised tokens",
         "loss 2.5000 -> 1.2500 nats per token; better by 1.2000 on an average row (1.0000 to 1.4000; each end holds with 95 % confidence)",
         "token accuracy 40.0 % -> 60.0 %; better by 21.0 points on an average row (too few rows to be sure)",
-        "Sample answers are left out, as the operator has set.",
+        "Sample answers are left out because of the operator's setting.",
     ]
 
 

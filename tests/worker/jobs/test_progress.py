@@ -120,7 +120,7 @@ def test_epoch_complete_message():
 def test_reference_that_was_scored_has_a_message_and_a_resumed_one_has_none():
     payload = {"rows": 40, "seconds": 3.4, "reference_digest": "0" * 64, "computed": True}
     (event,) = to_events([{"event": "reference_scores", "payload": payload}])
-    assert event.message == "The reference scored 40 rows in 3 s."
+    assert event.message == "The reference model scored 40 rows in 3 s."
     assert to_events([{"event": "reference_scores", "payload": payload | {"computed": False}}]) == []
 
 
@@ -158,7 +158,7 @@ def test_step_events_of_a_long_run_are_bounded():
 def test_the_comparison_tells_of_held_out_rows_that_are_trained_on_too():
     payload = {"source": "held_out", "rows": 10, "held_out_copies": 4, "base_loss": None, "causes": [], "seconds": 1.0}
     payload |= {"base_token_accuracy": 0.25, "tuned_token_accuracy": 1.0, "sample_answers": 0}
-    told = "Compared with its base on 10 held out rows, 4 of which are trained on too: token accuracy 25.0 % to 100.0 %"
+    told = "Compared with its base on 10 held out rows, 4 of which are also in the training rows: token accuracy 25.0 % to 100.0 %"
     message = to_events([{"event": "self_evaluation", "payload": payload}])[0].message
     assert message == f"{told}; 1.0 s."
     (made,) = to_events([{"event": "self_evaluation", "payload": payload | {"sample_answers": 3}}])
@@ -166,7 +166,7 @@ def test_the_comparison_tells_of_held_out_rows_that_are_trained_on_too():
     nothing = {"activity": "sample_answers", "items_done": 0, "items_total": 0}
     assert to_events([{"event": "self_evaluation_progress", "payload": nothing}]) == []
     del payload["held_out_copies"]  # as an earlier release's trainer tells it
-    assert "trained on too" not in to_events([{"event": "self_evaluation", "payload": payload}])[0].message
+    assert "also in the training" not in to_events([{"event": "self_evaluation", "payload": payload}])[0].message
 
 
 # -- series --------------------------------------------------------------------------------------------------------------

@@ -242,7 +242,7 @@ def test_a_base_that_is_not_finite_is_not_blamed_on_the_dtype(
     with pytest.raises(ArtifactInvalid) as error:
         MergeInputs(base, inputs.adapter, inputs.manifest).merge(tmp_path / "model", dtype="float32")
     assert (error.value.code, error.value.param) == (Code.MERGE_NOT_FINITE, LINEAR)
-    assert "base" in error.value.message and "another dtype does not help" in error.value.remedy
+    assert "base" in error.value.message and "Another dtype does not help" in error.value.remedy
 
 
 def test_a_weight_of_another_dtype_is_refused(inputs: MergeInputs, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_nothing_is_sent_to_an_address_that_is_not_public(
         assert receiver.received == []
     for endpoint_id in (by_name, by_shorthand):
         error = only(endpoints, endpoint_id).last_error or ""
-        assert "does not resolve to public addresses alone" in error
+        assert "does not resolve only to public addresses" in error
         assert "127.0.0.1" not in error
     assert "https://" in (only(endpoints, by_address).last_error or "")
 
@@ -209,7 +209,7 @@ def test_one_private_address_among_public_ones_is_enough(
     end_a_job()
     mixed: list[Address] = [ip_address("93.184.216.34"), ip_address("::ffff:10.0.0.1")]
     dispatcher(database, AllowedTargets(), resolve=lambda *_: mixed).run_round()
-    assert "does not resolve to public addresses alone" in (only(endpoints, endpoint_id).last_error or "")
+    assert "does not resolve only to public addresses" in (only(endpoints, endpoint_id).last_error or "")
 
 
 def test_the_address_that_was_checked_is_the_one_that_is_used(

@@ -39,8 +39,8 @@ class MicroBatch:
         weights: weight of each target in the loss: its token's weight times its row's, fp32, (targets,).
         weight_sum: sum of the tokens' weights, without the rows' own: the divisor of the loss.
         tokens: number of tokens, without padding.
-        prefixes: how many tokens at its beginning each document has in common with the one before it, where they lie;
-            empty: no document has any.
+        prefixes: number of tokens that each document shares with the beginning of the document before it, which holds
+            them; empty: no document shares any.
     """
 
     ids: torch.Tensor
@@ -74,9 +74,9 @@ class MicroBatch:
 
 
 def plan_micro_batches(lengths: Sequence[int], token_budget: int, *, packed: bool) -> list[list[int]]:
-    """Cut a step's rows into micro-batches; positions in ``lengths``.
+    """Divide a step's rows into micro-batches, each a list of positions in ``lengths``.
 
-    A row longer than the budget is a micro-batch of its own.
+    A row longer than the budget gets its own micro-batch.
     """
     capacity = max(token_budget, *lengths)
     return pack(lengths, capacity) if packed else _similar_lengths(lengths, capacity)
@@ -104,8 +104,8 @@ def pack_rows(rows: Sequence[Row], prefixes: Sequence[int] = ()) -> MicroBatch:
     """Lay rows end to end in one sequence.
 
     Args:
-        prefixes: how many tokens at its beginning each row has in common with the row before it, which must have 0. They
-            are laid down once. Empty: no row has any.
+        prefixes: number of tokens that each row shares with the beginning of the row before it, whose own prefix must
+            be 0. They are stored once. Empty: no row shares any.
     """
     lengths = np.array([len(row.ids) for row in rows])
     common = np.array(prefixes) if any(prefixes) else np.zeros_like(lengths)
@@ -171,7 +171,7 @@ def _micro_batch(
     boundaries: torch.Tensor | None,
     mask: torch.Tensor | None,
 ) -> MicroBatch:
-    """Return a micro-batch; ``places`` are those of the rows' tokens in the flattened ids, one row after another."""
+    """Return a micro-batch; ``places`` are the places of the rows' tokens in the flattened ids, row by row."""
     starts = _cumulative(np.array([len(row.ids) for row in rows]))[:-1]
     supervised = [np.flatnonzero(row.weights) for row in rows]
     token_weights = [row.weights[at] for row, at in zip(rows, supervised, strict=True)]

@@ -122,16 +122,16 @@ def refuse_weightless(*weights: Sequence[float] | npt.NDArray[np.float32]) -> No
     if not any(np.any(row_weights) for row_weights in weights):
         raise DatasetInvalid(
             Code.NOTHING_SUPERVISED,
-            "Every training row has the weight 0, so training would have no effect: the other rows are held out to validate,"
-            " or skipped.",
-            remedy="Raise the boosts of the trajectory section that are 0, or set data.validation_split_ratio to 0.",
+            "Every training row has the weight 0, so training would have no effect; the other rows are held out for "
+            "validation or skipped.",
+            remedy="Raise the boosts in the trajectory section that are 0, or set data.validation_split_ratio to 0.",
             param="trajectory",
         )
 
 
 def refuse_other_tokens(labeller: Tokenizer, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> None:
-    """Refuse a base whose tokenizer differs in transformers: the serving tier reads it with transformers and must see
-    the tokens of training.
+    """Refuse a base whose tokenizer gives different tokens in transformers: the serving tier uses transformers and must
+    see the tokens of training.
 
     Raises:
         JobFailed: ``TOKENIZER_MISMATCH``.

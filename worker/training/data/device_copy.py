@@ -11,7 +11,7 @@ ALIGNMENT = 16
 
 
 def on_device(tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
-    """Return CPU tensors on a device: on a GPU by one copy that nothing waits for, elsewhere each by itself."""
+    """Return CPU tensors on a device: on a GPU with a single asynchronous copy, elsewhere copied one by one."""
     if device.type == "cuda":
         return copy_together(tensors, device, pinned=True)
     return {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -23,7 +23,8 @@ def copy_together(
     """Copy CPU tensors as the bytes of one buffer; the results are views of its copy.
 
     Args:
-        pinned: hold the buffer in memory that the device reads by itself. The allocator keeps it until it has.
+        pinned: hold the buffer in pinned memory, which the device reads directly. The allocator keeps it until it was
+            read.
     """
     starts, size = {}, 0
     for name, tensor in tensors.items():

@@ -23,7 +23,7 @@ from worker.training.data.prepared import TokenizerName
 Flat = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]
 """Ids of all strings end to end, and the number of ids of each."""
 FIRST_COMPARED, COMPARED = 32, 2
-"""Rows that are compared in the first batch, and in every later one."""
+"""Number of rows compared in the first batch, and in every later batch."""
 HARD_TEXTS = (
     "",
     " Two  words\n\n\tand Ångström, e\u0301, 数据 🙂, don't 12345 x_y(): \n",
@@ -105,15 +105,15 @@ def _compare(backend: Tokenizer, texts: Sequence[str], encoded: Flat, count: int
 
 
 UNKNOWN = 1 << 40
-"""Length of an id without a known string: no sum that contains it is right, and sums still rise."""
+"""Length of an id without a known string: a sum that contains it is always wrong, but sums still increase."""
 
 
 def byte_lengths(backend: Tokenizer) -> npt.NDArray[np.int64] | None:
-    """Return the bytes of each id's string, and last those of any id beyond; None unless the tokenizer's type
+    """Return the byte length of each id's string, followed by that of any larger id; None unless the tokenizer's type
     guarantees that tokens are exactly the string's bytes.
 
-    An added token that swallows white space around it makes the sum over a row too small: users of the lengths must
-    compare it with the bytes of the row's string.
+    An added token that strips white space around it makes the sum over a row too small, so callers must compare the sum
+    with the length of the row's string in bytes.
     """
     made = json.loads(backend.to_str())
     if not (_is_byte_level(made["model"], made["pre_tokenizer"]) and _keeps_text(made["normalizer"])):

@@ -1,4 +1,6 @@
-"""Rows as flat arrays of token ids and loss weights: `shared/tokenization/labels.py`'s rule for many rows at once."""
+"""Rows as flat arrays of token ids and loss weights: the rule of `shared/tokenization/labels.py` applied to many rows
+at once.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,10 @@ Weights = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class LabelledRows:
-    """Some rows, end to end.
+    """Several rows, end to end.
 
     Attributes:
-        lengths: int64, (rows,): tokens of each row.
+        lengths: int64, (rows,): number of tokens of each row.
         ids: uint32, (tokens,).
         weights: float32, (tokens,); 0 where a token is not supervised. The first token of a row may have a weight here;
             it is not a target.
@@ -60,7 +62,7 @@ class LabelledRows:
         return replace(self, weights=np.where(after < last_k, self.weights, 0).astype(np.float32))
 
     def last_tokens(self, limit: int) -> LabelledRows:
-        """Cut rows at the beginning to ``limit`` tokens; the token that is then first is not a target."""
+        """Truncate rows at the beginning to ``limit`` tokens; the new first token is not a target."""
         rows = self
         if self.lengths.max(initial=0) > limit:
             to_end = np.repeat(self.starts + self.lengths, self.lengths) - np.arange(len(self.ids))
@@ -155,7 +157,9 @@ class Labeller:
         return weights
 
     def _with_end_tokens(self, batch: TokenBytes, inside: Flags) -> Flags:
-        """Supervise an end token that directly follows supervised tokens; of two in a row only the first."""
+        """Supervise an end token that directly follows supervised tokens; of two consecutive end tokens, only the
+        first.
+        """
         is_end = np.isin(batch.ids, list(self._tokenizer.end_ids))
         follows = np.zeros_like(inside)
         follows[1:] = inside[:-1] & ~is_end[:-1]
@@ -236,8 +240,8 @@ def _weigh(row: TrainingRow, labelled: LabelledChat) -> npt.NDArray[np.float32]:
 def weighted_spans(row: TrainingRow, chat: Chat) -> list[tuple[int, int, float]]:
     """Return the row's syntax spans as (start, end, weight) in characters of the rendered chat.
 
-    They count from the last turn's content. If the template does not write it unchanged, or writes it in more than one
-    place, their positions are unknown, and none counts.
+    Spans are given relative to the last turn's content. If the template does not write that content unchanged exactly
+    once, their positions are unknown and none is used.
     """
     content = row.messages[-1].content
     if not row.syntax_spans or not content or not chat.spans:

@@ -1,8 +1,8 @@
 """Packing rows into bins of a fixed number of tokens: best fit decreasing.
 
 Rows are taken longest first, and each goes into the bin where it leaves the least room. Open bins are indexed by their
-remaining room, and a bit per size marks whether a bin of that size exists, so finding the tightest bin takes a few
-words of bits.
+remaining room, and a bit per size marks whether a bin of that size exists, so finding the tightest bin means scanning a
+few words of bits.
 """
 
 from __future__ import annotations

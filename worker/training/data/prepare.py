@@ -44,7 +44,7 @@ __all__ = ["PreparationReport", "PreparedRows", "Row", "prepare"]
 
 BATCH_ROWS = 512
 BATCH_CHARACTERS = 1 << 20
-"""A batch ends at the row that reaches this; a row has at most a million bytes."""
+"""A batch ends at the row that reaches this number of characters; a row has at most a million bytes."""
 DEFAULT_DIFFICULTY = 5
 SKIPS = ("short_seq", "token_id_oob", "no_supervised_positions")
 """Reasons for leaving a row out; the first that applies is counted."""
@@ -75,8 +75,8 @@ def prepare(
         tokenizer: the base's tokenizer.
         contract: its data, exec and trajectory sections apply.
         cache: folder of prepared files; may be shared by processes and removed at any time between jobs.
-        vocab_size: rows of the base's embedding: a row with an id beyond cannot be trained on.
-        write: writes the rows of the contract's training method; None: rows of answers.
+        vocab_size: number of rows of the base's embedding: data with a larger token id cannot be trained on.
+        write: function that writes the rows of the contract's training method; None: rows of answers.
 
     Raises:
         DatasetInvalid: ``DATASET_LINE_INVALID`` (strict mode), ``NOTHING_SUPERVISED`` or ``EMBEDDING_ROW_MISSING``: a row
@@ -93,14 +93,14 @@ def prepare(
             _write(write or write_rows, unfinished, path, tokenizer, contract, vocab_size)
         prepared = open_prepared(folder)
         if prepared is None:
-            raise OSError(f"{folder} was written and cannot be read back")
+            raise OSError(f"{folder} was written but cannot be read back")
     prepared.report = replace(prepared.report, cached=cached, seconds=time.monotonic() - began)
     _refuse_losses(prepared.report, contract)
     return prepared
 
 
 def content_key(sha256: str, tokenizer: Tokenizer, contract: FineTuneContract, vocab_size: int) -> str:
-    """Return the name of the cache folder: SHA-256 over everything that decides its content."""
+    """Return the name of the cache folder: the SHA-256 of everything that determines its content."""
     dated = any(
         "strftime_now" in template.text for template in (tokenizer.template, tokenizer.tool_template) if template
     )
@@ -168,7 +168,7 @@ def _written(
 
 
 def may_skip(contract: FineTuneContract) -> bool:
-    """Return whether rows that cannot be trained on are left out: leniently, or within a rate set by the contract."""
+    """Return whether rows that cannot be trained on are left out, in lenient mode or within a rate set by the contract."""
     return contract.data.mode is DataMode.LENIENT or contract.exec.qlora_max_skip_rate is not None
 
 
@@ -178,7 +178,9 @@ def _admitted(file: Iterable[bytes], contract: FineTuneContract) -> Iterator[Tra
 
 
 def _in_batches(rows: Iterable[TrainingRow]) -> Iterator[list[TrainingRow]]:
-    """Cut the stream by rows and by characters: rows are short, or a few are long."""
+    """Divide the stream into batches, limited in rows and in characters, because rows may be many and short or few and
+    long.
+    """
     batch, characters = [], 0
     for row in rows:
         batch.append(row)
@@ -208,7 +210,7 @@ def _add(
     contract: FineTuneContract,
     vocab_size: int,
 ) -> None:
-    """Cut a batch to size, leave out rows without a supervised token, write the rest."""
+    """Truncate the rows of a batch, leave out rows without a supervised token, and write the rest."""
     cut = labelled.last_supervised(contract.exec.qlora_ce_last_k).last_tokens(contract.exec.seq_len)
     reasons = _reasons(cut, vocab_size)
     kept = reasons == 0
@@ -313,7 +315,10 @@ def refused_rows(tally: Tally, labeller: Labeller, contract: FineTuneContract, v
             Code.EMBEDDING_ROW_MISSING,
             f"{count} have tokens that the base's embedding ({vocab_size} rows) has no row for, such as {token!r}"
             f" (id {tally.unknown_id}): lines {lines}.",
-            remedy="Resize the base's embedding to its tokenizer and add the base again, or remove the token from the rows.",
+            remedy=(
+                "Resize the base's embedding to its tokenizer and add the base again, or remove the token from the "
+                "rows."
+            ),
             param="data.train_file",
             details=details,
         )

@@ -37,7 +37,7 @@ FIELDS: Final = {
 }
 MARKED_TOKENS = 8
 MARK_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-"""Odd, so that no bit of a mark is lost when the next token is added to it."""
+"""Multiplier of marks; it is odd, so that no bit of a mark is lost when the next token is added."""
 TokenizerName = Literal["tokenizers", "fastokens"]
 
 
@@ -49,8 +49,8 @@ class PreparationReport:
         rows: rows that can be trained on.
         tokens: tokens of these rows, after truncation.
         supervised_tokens: positions of these rows with a weight over 0.
-        truncated_rows: rows that lost their beginning.
-        truncated_tokens: tokens lost that way.
+        truncated_rows: number of rows that lost their beginning.
+        truncated_tokens: number of tokens lost that way.
         skipped: rows left out, by reason: ``no_supervised_positions``, ``short_seq``, ``token_id_oob``, and in lenient
             mode
             ``template_refused``.
@@ -112,16 +112,16 @@ class Row:
 
     @property
     def answer(self) -> Row:
-        """The row itself: its answer is what the adapter is to give."""
+        """The row itself: its answer is the one that the adapter should give."""
         return self
 
     @property
     def is_wanted(self) -> bool:
-        """True: its answer is one to give."""
+        """True: its answer is one that the adapter should give."""
         return True
 
     def unweighted(self) -> Row:
-        """The row as validation counts it: without its own weight."""
+        """The row without its own weight, as validation uses it."""
         return replace(self, weight=1.0)
 
 

@@ -1,10 +1,11 @@
-"""The rows that an epoch and a step take: order, curriculum (easy rows first) and replay (rows of a second file). Pure.
+"""Selects the rows of each epoch and step: order, curriculum (easy rows first) and replay (rows of a second file).
+Pure.
 
 The order is a pure function of difficulties, sizes, contract, epoch and the replay file's rows at risk, so a resumed
 run needs no cursor. The replay file is shuffled once. Its rows at risk come first in an epoch's share
-(`worker/training/self_evaluation/replay_risk.py`). The others continue where the previous epoch's share ended, and start
-over at the end of the file. So no row occurs twice in an epoch, and without rows at risk the counts of any two rows
-differ over a run by at most one.
+(`worker/training/self_evaluation/replay_risk.py`). The others continue where the previous epoch's share ended, and
+start over at the end of the file. So no row occurs twice in an epoch and, without rows at risk, the numbers of times
+that any two rows occur in a run differ by at most one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from shared.contract.plan import planned_steps
 
 
 def nothing_at_risk(_epoch: int) -> Sequence[int]:
-    """Return no rows, for orders before any loss is known."""
+    """Return no rows; used before any loss is known."""
     return ()
 
 
@@ -73,7 +74,7 @@ class RowOrder:
 
     @cached_property
     def total_steps(self) -> int:
-        """Optimizer steps of all epochs; an epoch's last, incomplete one counts."""
+        """Number of optimizer steps of all epochs, including an epoch's last, incomplete step."""
         return planned_steps(self.epochs, self.contract)
 
     @cached_property
@@ -94,7 +95,7 @@ class RowOrder:
         return step.number == self.last_steps[step.epoch]
 
     def left_out(self, epoch: int) -> int:
-        """Return how often the curriculum has left rows out in the epochs up to this one."""
+        """Return how many rows the curriculum has left out, summed over the epochs up to this one."""
         levels = histogram(self.difficulties)
         admitted = rows_per_epoch(len(self.difficulties), self.contract, difficulties=levels)[: epoch + 1]
         return sum(len(self.difficulties) - rows for rows in admitted)
@@ -115,7 +116,9 @@ class RowOrder:
 
     @cached_property
     def watched(self) -> list[int]:
-        """Rows of the replay file whose loss is measured: twice as many as an epoch replays, those whose turn is first."""
+        """Rows of the replay file whose loss is measured: twice as many as an epoch replays, starting with those whose
+        turn comes first.
+        """
         most = max(replays_per_epoch(self.difficulties, self.replay, self.contract), default=0)
         walk = _replay_walk(self.replay, self.contract)
         rows: list[int] = walk[: min(2 * most, MOST_WATCHED)].tolist()
@@ -125,8 +128,8 @@ class RowOrder:
         """Yield the steps after the first ``done``.
 
         Args:
-            at_risk: returns the replay file's rows at risk, the largest risk first; called with each epoch before its
-                first step, or the first one here.
+            at_risk: returns the replay file's rows at risk, the largest risk first; called with each epoch before the
+                first of its steps that is yielded.
         """
         size, number = self.contract.exec.batch_size * self.contract.exec.grad_accum, 0
         for epoch, rows in enumerate(self.epochs):
@@ -171,7 +174,7 @@ def epoch_order(difficulties: Difficulties, contract: FineTuneContract, epoch: i
 
 
 def shuffled(indices: Indices, seed: str) -> Indices:
-    """Return the indices in an order that the seed decides, the same with every release of NumPy."""
+    """Return the indices in an order that the seed determines, the same with every release of NumPy."""
     order = indices.tolist()
     random.Random(seed).shuffle(order)
     return np.array(order, dtype=np.int64)
@@ -234,7 +237,7 @@ def replay_draw(
     """Return the rows of the replay file that this epoch mixes in: indices into that file, each once.
 
     Args:
-        at_risk: come first; the others' turn follows.
+        at_risk: rows that come first; the other rows follow in turn.
     """
     counts, walk = replays_per_epoch(difficulties, replay, contract), _replay_walk(replay, contract)
     turn = walk[np.arange(sum(counts[:epoch]), sum(counts[:epoch]) + replay) % replay]

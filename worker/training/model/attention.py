@@ -4,8 +4,9 @@ Registered with transformers' attention interface, so the model code stays upstr
 ``cu_seq_lens_q`` (the name transformers uses for them): cumulative lengths, int32, shape (documents + 1,). On CUDA one
 variable-length kernel computes it (`torch.nn.attention.varlen`); elsewhere each document is one SDPA call.
 
-A document may begin as the one before it does. That prefix then lies in the sequence once, and both are put together here:
-they are computed as any other documents, and what the second gives for its prefix is dropped.
+A document may begin with the same tokens as the one before it. That prefix is then in the sequence only once. Here both
+documents are put together again and computed like any others, and the second document's outputs for its prefix are
+dropped.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ VARLEN_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def can_pack(model: torch.nn.Module, config: PreTrainedConfig) -> bool:
-    """Return whether rows of this model may share a sequence: every layer uses the attention interface, or is one of
-    linear attention whose forward keeps documents apart (`worker/training/model/linear_attention.py`).
+    """Return whether rows of this model may share a sequence: every layer uses the attention interface, or is a
+    linear-attention layer whose forward keeps documents apart (`worker/training/model/linear_attention.py`).
     """
     others = set(getattr(config.get_text_config(), "layer_types", None) or ()) - PACKABLE_LAYERS
     if others:
@@ -58,9 +59,9 @@ def attend_within_documents(
         query, key, value: (1, heads, tokens, head_dim); key and value may have fewer heads.
         cu_seq_lens_q: boundaries of the documents, each with its prefix; without it the call is ordinary SDPA.
         max_length_q: tokens of the longest document.
-        parts: the tokens of each document's prefix, which lie at the beginning of the document before, and its further
-            tokens; empty: no document has a prefix.
-        sliding_window: most tokens that a position attends to, including itself.
+        parts: for each document, the number of tokens of its prefix, which are at the beginning of the document before
+            it, and of its other tokens; empty: no document has a prefix.
+        sliding_window: largest number of tokens that a position attends to, including itself.
 
     Returns:
         the output, (1, tokens, heads, head_dim), and no weights.
@@ -91,7 +92,7 @@ def _with_prefixes(tensor: torch.Tensor, parts: Sequence[tuple[int, int]]) -> to
 
 
 def _without_prefixes(output: torch.Tensor, parts: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """Return what lies in the sequence: (1, tokens, heads, head_dim)."""
+    """Return the outputs for the tokens in the sequence: (1, tokens, heads, head_dim)."""
     pieces = output.split([length for part in parts for length in part], dim=1)
     return torch.cat(pieces[1::2], dim=1)
 

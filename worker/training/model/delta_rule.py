@@ -1,9 +1,9 @@
 """The gated delta rule of linear attention (arXiv 2412.06464), chunk by chunk, within documents that share a sequence.
 
-The same formulas as transformers' reference, with two differences. The scan over chunks is one function with a gradient
-of its own: only what carries a chunk's state to the next is done in sequence, all else for all chunks at once, so time
-and memory traffic grow with the length of a row and not with its square. And a document that begins in the middle of a
-chunk does not see the previous document.
+The same formulas as transformers' reference, with two differences. The scan over chunks is one function with its own
+gradient: only the step that carries a chunk's state to the next is sequential, and everything else is computed for all
+chunks at once, so time and memory traffic grow linearly with the length of a row. And a document that begins in the
+middle of a chunk does not see the previous document.
 """
 
 from __future__ import annotations
@@ -202,7 +202,8 @@ def _state_gradients(direct: Tensor, read: Tensor, old: Tensor, key: Tensor, thr
     """Return the gradients of the state after each chunk and of the values written in it.
 
     Args:
-        direct: gradient of the values by the outputs of their own chunk. read: of the state before it, likewise.
+        direct: gradient of the values through the outputs of their own chunk. read: gradient of the state before the
+            chunk through the same outputs.
     """
     state = torch.zeros_like(read[:, 0])
     after, values = [], []

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def sharding_is_forced(environment: Mapping[str, str]) -> bool:
-    """Return whether the operator requests sharding even if the base would fit on one device."""
+    """Return whether the operator requires sharding even if the base fits on one device."""
     return environment.get(VARIABLE) == "always"
 
 
@@ -51,7 +51,7 @@ def shard_base(model: PeftModel, device: torch.device) -> None:
 
 
 def in_step(batches: Iterable[T], distributed: DistributedContext, empty_batch: Callable[[], T]) -> Iterator[T]:
-    """Yield a process's micro-batches, with empty ones in place of those that only others have."""
+    """Yield a process's micro-batches, padded with empty ones to the number of the process that has most."""
     own = list(batches)
     (most,) = distributed.largest([len(own)])
     for batch, _ in zip_longest(own, range(int(most))):

@@ -6,7 +6,7 @@ Notation: ``W`` (out, in) is frozen, ``A`` (r, in) and ``B`` (out, r) are learnt
     u  = s g B          (tokens, r)
     dx = g W + u A      dA = uᵀ x      dB = s gᵀ (x Aᵀ)
 
-so in addition to ``x`` only the thin ``x Aᵀ`` has to be kept. Projections of the same ``x`` share the products with it:
+so only the thin ``x Aᵀ`` must be kept in addition to ``x``. Projections of the same ``x`` share the products with it:
 their A's are stacked, one matrix product takes ``x`` down to all ranks, and their parts of ``dx`` are added up in one
 buffer.
 
@@ -66,8 +66,8 @@ def pair_up(scales: Sequence[float], lora: Sequence[Tensor | None]) -> list[Proj
 def project(
     x: Tensor, frozen: Sequence[Frozen], adapters: Sequence[ProjectionLora], thin: Tensor | None = None
 ) -> tuple[list[Tensor], Tensor]:
-    """Return outputs (..., out) of projections of the same x (..., in), and their ``x Aᵀ`` side by side, (tokens,
-    ranks), which may be known.
+    """Return the outputs (..., out) of projections of the same x (..., in), and their ``x Aᵀ`` side by side, (tokens,
+    ranks), which the caller may pass if it is already known.
     """
     thin = _all_thin(_rows(x), adapters) if thin is None else thin
     outputs = []
@@ -180,8 +180,8 @@ class SharedInput(torch.autograd.Function):
 class SwiGlu(torch.autograd.Function):
     """``down(silu(gate(x)) ⊙ up(x))`` (arXiv 2002.05202 §2), each of the three a projection with or without LoRA.
 
-    Only the outputs of gate and up are kept from its wide intermediates (tokens, inner), two of the four that autograd
-    would keep; their product is recomputed in backward, and so are they if the memory is scarce.
+    Of its wide intermediates (tokens, inner), only the outputs of gate and up are kept, two of the four that autograd
+    would keep; their product is recomputed in the backward pass, and if memory is scarce, so are the two outputs.
     """
 
     @staticmethod

@@ -79,7 +79,7 @@ class Projection:
         return layer.lora_A[self.adapter].weight, layer.lora_B[self.adapter].weight
 
     def is_as_fused(self) -> bool:
-        """Return whether peft would now compute the fused formula: this one adapter or none, not merged."""
+        """Return whether peft would now compute the fused formula: with only this adapter or none, and not merged."""
         layer: Any = self.module
         if self.adapter is None:
             return True
@@ -108,8 +108,8 @@ def _flat_lora(projections: Iterable[Projection]) -> list[Tensor | None]:
 class InputGroup:
     """Projections that are called in succession on the same tensor; a group of one is a single projection.
 
-    When the first of them is called it computes all, and the others return their waiting outputs, but only for the
-    identical tensor; any other call computes its projection alone. No output waits longer than its parent's forward.
+    A call of the first one computes all, and the others then return their waiting outputs, but only for the identical
+    tensor; any other call computes only its own projection. No output waits beyond the forward of the parent module.
     """
 
     def __init__(self, projections: Sequence[Projection]) -> None:
@@ -131,7 +131,7 @@ class InputGroup:
         return first
 
     def forget(self, *_: object) -> None:
-        """Drop waiting outputs; a forward hook of the parent, for calls that failed midway."""
+        """Drop waiting outputs; this is a forward hook of the parent, for calls that failed midway."""
         self._waiting, self._waiting_for = {}, None
 
     def _is_waiting_for(self, x: Tensor) -> bool:

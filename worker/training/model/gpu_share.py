@@ -1,4 +1,4 @@
-"""The trainer's part of a GPU's memory, where another program, such as a serving replica, has a part too."""
+"""The trainer's share of a GPU's memory, if another program, such as a serving replica, uses the same GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.gpus.driver import query_programs
 from shared.preflight.estimate import RUNTIME_BYTES
 
 VARIABLE = "MENS_TRAINER_GPU_SHARE"
-"""A setting of the worker (`worker/settings.py`), which has checked it."""
+"""Environment variable of the worker's setting, which the worker has validated (`worker/settings.py`)."""
 
 
 def gpu_share(environment: Mapping[str, str] = os.environ) -> float:
@@ -32,17 +32,20 @@ def keep_to_share(device: torch.device) -> None:
 
 
 def memory_held(device: torch.device, *, needed: int, free: int) -> JobFailed:
-    """Return the error of a job that would fit the GPU, if other programs left it the memory that it needs at least.
+    """Return the error for a job that would fit the GPU if other programs did not hold the memory.
 
     Args:
-        needed: bytes that the job needs at least. free: bytes that the others have left.
+        needed: minimum number of bytes that the job needs. free: number of free bytes.
     """
     uuid = f"GPU-{getattr(torch.cuda.get_device_properties(device), 'uuid', '')}"
     holders = ", ".join(map(str, query_programs(uuid))) or "programs that the driver does not show here"
     return JobFailed(
         Code.GPU_MEMORY_HELD,
-        f"The job needs at least {needed >> 20} MiB of the GPU's memory, of which {free >> 20} MiB are free. Held by: {holders}.",
-        remedy="It is tried again. End what holds the memory, or give a replica on this GPU a smaller share"
-        " (MENS_SERVING_GPU_MEMORY_UTILIZATION).",
+        f"The job needs at least {needed >> 20} MiB of the GPU's memory, of which {free >> 20} MiB are free. Held "
+        f"by: {holders}.",
+        remedy=(
+            "The job is retried. End the programs that hold the memory, or give a replica on this GPU a smaller "
+            "share (MENS_SERVING_GPU_MEMORY_UTILIZATION)."
+        ),
         retryable=True,
     )

@@ -2,7 +2,7 @@
 
 transformers loads a composite Qwen3.5 (``model.language_model.layers…`` in its files) as a text-only model
 (``model.layers…``), and a bare GPT-2 (``h…``) under ``transformer.h…``. An adapter names its layers as the base's files
-do: the server reads those, and silently applies nothing under any other name.
+do: the server uses those names, and silently ignores layers with any other name.
 """
 
 from __future__ import annotations

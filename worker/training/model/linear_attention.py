@@ -1,7 +1,7 @@
 """Layers of linear attention (Qwen3.5's gated delta net) that train on packed rows.
 
-Each layer gets a forward of its own; weights, names and LoRA stay as they are. On a GPU on which flash-linear-attention is
-installed and agrees with it, that computes the delta rule in place of `delta_rule.py`. Generation with a cache uses
+Each layer gets a forward of its own; weights, names and LoRA stay as they are. On a GPU on which flash-linear-attention
+is installed and agrees with `delta_rule.py`, it computes the delta rule instead. Generation with a cache uses
 transformers' forward.
 """
 
@@ -118,7 +118,7 @@ class _Convolution(torch.autograd.Function):
 
 
 def _sum_of_shifts(x: Tensor, weight: Tensor, places: Tensor | None, added: int, *, ahead: bool) -> Tensor:
-    """Return the weighted sum of each position and those before it, or ahead of it; summed in fp32."""
+    """Return, for each position, the weighted sum of it and the positions before (or after) it, computed in fp32."""
     spaced, kernel = _spaced(x.float(), places, added), weight.float()
     total = spaced * kernel[:, -1]
     for distance in range(1, min(kernel.shape[1], spaced.shape[1])):
@@ -129,8 +129,8 @@ def _sum_of_shifts(x: Tensor, weight: Tensor, places: Tensor | None, added: int,
 
 
 def _gaps(boundaries: Tensor, tokens: int, gap: int) -> Tensor | None:
-    """Return where each token lies once ``gap`` places are left free before each document but the first; None for one
-    document.
+    """Return the new place of each token when ``gap`` places are left free before each document except the first; None
+    for one document.
     """
     if len(boundaries) == 2:
         return None
@@ -139,7 +139,7 @@ def _gaps(boundaries: Tensor, tokens: int, gap: int) -> Tensor | None:
 
 
 def _spaced(x: Tensor, places: Tensor | None, added: int) -> Tensor:
-    """Return the tokens at these places, with zeros between them, ``added`` of them in all."""
+    """Return the tokens at these places, with zeros between them; ``added`` is the number of zeros."""
     if places is None:
         return x
     room = x.new_zeros(x.shape[0], x.shape[1] + added, x.shape[2])

@@ -1,7 +1,7 @@
 """The language-model head and its loss over supervised positions only, without ever holding all logits.
 
-The head is frozen, so its backward pass needs the gradient of the hidden rows alone, and that is known as soon as a
-chunk's logits are: it is computed in the forward pass and the logits are dropped.
+The head is frozen, so its backward pass needs only the gradient of the hidden rows, which is known as soon as a chunk's
+logits are: it is computed in the forward pass, and the logits are dropped.
 """
 
 from __future__ import annotations

@@ -62,14 +62,17 @@ def pick_device(requested: DeviceSection, local_rank: int = 0) -> torch.device:
         raise ContractRejected(
             Code.GPU_REQUIRED,
             "The contract requires a GPU, but this worker does not have one that torch can use.",
-            remedy="Run the job on a worker with a GPU, or set device.allow_cpu_fallback to true and device.require_gpu to false.",
+            remedy=(
+                "Run the job on a worker with a GPU, or set device.allow_cpu_fallback to true and device.require_gpu "
+                "to false."
+            ),
             param="device.require_gpu" if requested.require_gpu else "device.device",
         )
     return torch.device("cpu")
 
 
 def own_gpus() -> MachineGpus:
-    """Return what this process, which has loaded torch, can train on."""
+    """Return the GPUs that this process, which has loaded torch, can train on."""
     return find_gpus(lambda: TorchReport.model_validate(read_torch()))
 
 
@@ -139,10 +142,11 @@ def build_model(
     budget: Budget,
     start: Callable[[PeftModel], None] | None = None,
 ) -> tuple[PeftModel, FusionReport]:
-    """Build the model to train, which computes as the budget decides.
+    """Build the model to train, configured according to the budget.
 
     Args:
-        start: puts the weights that the run starts from into the new LoRA layers; None: they stay new.
+        start: function that loads the weights from which the run starts into the new LoRA layers; None: they keep their
+            initial values.
     """
     first = torch.device("cpu") if budget.shard_base else device
     loaded = load_base(base, contract.quant, first, compute_dtype(device))
@@ -169,8 +173,8 @@ def _keep_differentiable(model: torch.nn.Module) -> None:
     """Forbid bitsandbytes its inference layout on CPUs with AVX512-BF16.
 
     The first forward in eval mode (our first validation) would repack every weight for a bf16 kernel without a
-    gradient, and training would continue with it: LoRA gradients silently wrong, and a resumed run different from an
-    uninterrupted one.
+    gradient, and training would continue with that: LoRA gradients would be silently wrong, and a resumed run would
+    differ from an uninterrupted one.
     """
     for module in model.modules():
         if isinstance(module, Linear4bit):
@@ -197,7 +201,7 @@ def attach_lora(model: torch.nn.Module, adapter: AdapterSection, seed: int) -> P
     except ValueError as error:
         raise ContractRejected(
             Code.CONTRACT_UNSUPPORTED,
-            f"adapter.target_modules {list(adapter.target_modules or ())} fits no layer of this model.",
+            f"adapter.target_modules {list(adapter.target_modules or ())} matches no layer of this model.",
             remedy="Name linear layers of the model, e.g. q_proj and v_proj, or leave target_modules out.",
             param="adapter.target_modules",
         ) from error

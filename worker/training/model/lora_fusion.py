@@ -1,8 +1,8 @@
 """Run a peft model's LoRA layers through the fused functions of `worker/training/model/fused_functions.py`.
 
-Only the way in which modules compute changes, by a forward of their own on the instances concerned. Parameters, names,
-saving, loading, merging and the optimizer see the same PEFT model as before, and everything that peft does besides
-training (adapters switched off, merged, unloaded, added) uses peft's own forward.
+Only the computation of modules changes, through a new forward on the instances concerned. Parameters, names, saving,
+loading, merging and the optimizer see the same PEFT model as before, and everything that peft does apart from training
+(adapters switched off, merged, unloaded, added) uses peft's own forward.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _projections_of(parent: nn.Module, names: Sequence[str]) -> list[Projection]
 
 
 def _as_projection(module: nn.Module) -> Projection | None:
-    """Return the module as a projection; None if it is fused already or keeps its forward: see `FusionReport.left`."""
+    """Return the module as a projection; None if it is already fused or keeps its forward (see `FusionReport.left`)."""
     adapter: str | None = None
     base = module
     if isinstance(module, LoraLayer):

@@ -1,12 +1,12 @@
 """How a run uses the available memory: tokens per micro-batch, recomputed activations, a cache of dequantised weights.
 
-On an accelerator the plan's own memory arithmetic (`shared/preflight/estimate.py`) decides, fastest choice first:
-nothing is recomputed and micro-batches are large; then the cache is kept if room is left; only if necessary are
-activations recomputed, first those of norms and MLPs, which repeats half of the products.
+On an accelerator the plan's own memory arithmetic (`shared/preflight/estimate.py`) decides, fastest choice first: large
+micro-batches without recomputation; the cache, if memory is left; only if necessary, recomputed activations, first
+those of norms and MLPs, which repeats half of the products.
 
-On a CPU larger micro-batches are not faster, so they hold as many tokens as the contract's padded batch. Their size,
-and so the adapter's bytes, are then the same on every machine where they fit. Where they do not fit they are made
-smaller, and then activations are recomputed. The machine's total memory decides that, never its free memory.
+On a CPU, larger micro-batches are not faster, so they hold as many tokens as the contract's padded batch. Their size,
+and so the adapter's bytes, are then the same on every machine where they fit. Where they do not fit, they are made
+smaller, and then activations are recomputed. This depends on the machine's total memory, never on its free memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from worker.training.model.gpu_share import gpu_share, memory_held
 from worker.training.model.kernels.choice import kernels_agree
 
 MAX_TOKENS = 65_536
-"""Larger micro-batches do not use an accelerator better."""
+"""Largest micro-batch in tokens: larger ones do not use an accelerator better."""
 ENOUGH_TOKENS = 4_096
 """Tokens below which a smaller micro-batch is not preferred to recomputing activations in a larger one: recomputing takes a third
 more time, and a GPU computes 4,096 tokens nearly as fast as more."""
@@ -39,10 +39,11 @@ class Budget:
 
     Attributes:
         tokens: most tokens of a micro-batch; a longer row is a micro-batch of its own.
-        recompute: what is computed again in the backward pass.
-        cache_dequantised: the frozen weights are also kept dequantised: the same numbers without repeated work.
-        shard_base: each of several processes holds a part of the frozen weights, and gathers a block's when it needs
-            them.
+        recompute: activations that are recomputed in the backward pass.
+        cache_dequantised: whether the frozen weights are also kept dequantised, which gives the same numbers without
+            repeated work.
+        shard_base: whether each of several processes holds a part of the frozen weights and gathers a block's weights
+            when it needs them.
         predicted_bytes: memory that the run is expected to use on the device.
     """
 
@@ -69,15 +70,15 @@ def choose_budget(
     """Decide for the device at hand.
 
     Args:
-        processes: number of processes that train together: they share a CPU's memory, and may share a base that fits no
-            GPU.
-        shard_base: the operator requests sharding even if the base fits on one device.
-        smallest: returns the smallest of a number over all processes, which must make equal decisions.
+        processes: number of processes that train together: they share a CPU's memory, and may share a base that does
+            not fit on a GPU.
+        shard_base: whether the operator requires sharding even if the base fits on one device.
+        smallest: returns the smallest value of a number over all processes, which must make equal decisions.
         largest_step: tokens of the largest step, if known.
 
     Raises:
-        JobFailed: ``GPU_MEMORY_HELD``: other programs hold memory that even the smallest way needs; it would otherwise
-            load the base and run out of memory.
+        JobFailed: ``GPU_MEMORY_HELD``: other programs hold memory that even the smallest configuration needs; otherwise
+            the run would load the base and then run out of memory.
     """
     if device.type != "cuda":
         limit = memory_limit(contract, allowed_memory() // processes)
@@ -104,11 +105,11 @@ def cpu_budget(
     free_bytes: int,
     largest_step: int | None = None,
 ) -> Budget:
-    """Return a budget of the contract's batch, padded, within a bound; a smaller one if that needs more than
+    """Return a budget for the contract's padded batch, within a bound; a smaller one if that needs more than
     ``limit_bytes``.
 
     Args:
-        free_bytes: decides on the cache, which changes no number: it is kept if it needs a small part of them.
+        free_bytes: free memory; the cache, which changes no number, is kept if it needs a small part of it.
         largest_step: tokens of the largest step, if known: it affects only the predicted bytes.
     """
     sizes = halved(cpu_tokens(contract), longest_row(contract))
@@ -123,12 +124,13 @@ def cpu_budget(
 def device_budget(
     contract: FineTuneContract, config: ModelConfig, limit_bytes: int, processes: int = 1, *, kernels: bool = True
 ) -> Budget:
-    """Return the budget of the fastest way that needs at most ``limit_bytes``; the smallest way if none does.
+    """Return the budget of the fastest configuration that needs at most ``limit_bytes``; the smallest configuration if
+    none does.
 
     A base is sharded only if nothing else fits.
 
     Args:
-        kernels: Triton's kernels run on every process's GPU.
+        kernels: whether Triton's kernels run on every process's GPU.
     """
     sizes = token_sizes(contract)
     whole = min(ENOUGH_TOKENS, sizes[0])
@@ -147,7 +149,9 @@ def device_budget(
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of computing a step: tokens of a micro-batch, what is recomputed, processes that share the base."""
+    """A configuration for computing a step: tokens per micro-batch, recomputed activations, number of processes that
+    share the base.
+    """
 
     tokens: int
     recompute: Recompute
@@ -163,8 +167,8 @@ def first_that_fits(
     on_gpu: bool,
     kernels: bool = True,
 ) -> tuple[Way, int]:
-    """Return the first way that needs at most `limit_bytes`, else the last, which the attempt will test; and the bytes
-    it needs.
+    """Return the first configuration that needs at most `limit_bytes`, or else the last, which the attempt will try;
+    and the bytes that it needs.
     """
     for way in ways:
         needed = predict(contract, config, way, on_gpu=on_gpu, kernels=kernels)
@@ -196,7 +200,7 @@ def predict(
     most_tokens: int | None = None,
     kernels: bool = True,
 ) -> int:
-    """Predict the memory of one process in bytes, by the plan's own arithmetic."""
+    """Predict the memory of one process in bytes, with the plan's own arithmetic."""
     candidate = Configuration(
         batch_size=1,
         grad_accum=contract.exec.grad_accum,

@@ -28,7 +28,8 @@ def quantised_tensors(base: Path) -> set[str]:
     if has_transposed_layers(base):
         raise ContractRejected(
             Code.CONTRACT_UNSUPPORTED,
-            "GPT-2 models do not support a twin: their layers are stored transposed, and the serving engine does not support adapters for them.",
+            "GPT-2 models do not support a twin: their layers are stored transposed, and the serving engine does not "
+            "support adapters for them.",
             remedy="Use a base of another family.",
             param="model",
         )
@@ -37,7 +38,8 @@ def quantised_tensors(base: Path) -> set[str]:
     if missing := sorted(names - tensors.keys()):
         raise ArtifactInvalid(
             Code.BLOCK_INVENTORY_INCOMPLETE,
-            f"The base does not contain the tensor {missing[0]}, which its config requires ({len(missing)} are missing).",
+            f"The base does not contain the tensor {missing[0]}, which its config requires ({len(missing)} are "
+            "missing).",
             remedy="Fetch the model again.",
             param=missing[0],
         )
@@ -45,8 +47,8 @@ def quantised_tensors(base: Path) -> set[str]:
 
 
 def has_transposed_layers(base: Path) -> bool:
-    """Return whether the base stores its linear layers (in, out), as GPT-2's Conv1D does: bitsandbytes then holds none
-    in NF4.
+    """Return whether the base stores its linear layers (in, out), as GPT-2's Conv1D does: bitsandbytes then does not
+    quantise them.
     """
     return parse_model_config(json.loads((base / "config.json").read_bytes())).spec.transposed
 

@@ -1,4 +1,4 @@
-"""Starts an adapter from another one: the run's first step computes what its parent computes."""
+"""Starts an adapter from another one: at its first step, the run computes the same outputs as its parent."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from worker.training.model.layer_names import namespaces, renamed
 def start_from(model: PeftModel, parent: PlannedParent, folder: Path, base: Path, adapter: AdapterSection) -> None:
     """Put a parent's weights into a model's new LoRA layers.
 
-    The first rows of A and the first columns of B become the parent's, B multiplied so that another alpha or rank changes
-    nothing. Further rows of A keep their random values, further columns of B their zeros; so do layers that the parent lacks.
+    The first rows of A and the first columns of B become the parent's, with B scaled so that a different alpha or rank
+    does not change the outputs. Additional rows of A keep their random values and additional columns of B their zeros,
+    as do layers that the parent lacks.
 
     Args:
         folder: the parent's files. base: the base model's folder, whose layer names they have.

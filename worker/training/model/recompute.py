@@ -1,4 +1,4 @@
-"""The recomputation of activations in the backward pass, in place of keeping them (`shared/preflight/activations.py:Recompute`)."""
+"""Recomputes activations in the backward pass instead of keeping them (`shared/preflight/activations.py:Recompute`)."""
 
 from __future__ import annotations
 

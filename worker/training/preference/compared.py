@@ -1,4 +1,4 @@
-"""Common part of the methods that compare a policy with its reference: the stored scores, and the alarm."""
+"""Common part of the methods that compare a policy with its reference: the stored scores, and the warning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 LIKELIHOOD_FALLS = "LIKELIHOOD_FALLS"
 WATCHED_STEPS = 20
 FALL_NATS, FALL_SHARE = 5.0, 0.1
-"""Both kinds' mean log-probability must have fallen by this much, and by this share of the reference's."""
+"""For a warning, the mean log-probability of both kinds of answers must have fallen by this much, and by this share of
+the reference's.
+"""
 TOKENS, SQUARED_MARGIN = "tokens", "squared_margin"
 
 

@@ -24,7 +24,9 @@ from worker.training.preference.scored_rows import ScoredRows, WantedAnswers
 
 RowT = TypeVar("RowT", bound=Example)
 OpenRows = Callable[[PreparedRows, int, Sequence[Numbers]], ScoredRows[RowT]]
-"""Opens a prepared file: (its rows, number of the first row among all files', the numbers of its parts that are used apart)."""
+"""A function that opens a prepared file: (its rows, number of its first row among the rows of all files, row numbers of
+its separately used parts).
+"""
 
 
 def read_preferences(

@@ -1,5 +1,5 @@
-"""Direct preference optimisation, the training method: raise the preferred answers over the rejected ones, by comparison
-with what the reference says of both.
+"""Direct preference optimisation, the training method: make the preferred answers more likely than the rejected ones,
+relative to the reference's scores of both.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class DirectPreference(ComparedMethod[Pair, PairBatch]):
         return BatchLoss(loss, is_right, sums)
 
     def preferred_before(self, pairs: Sequence[Pair]) -> list[bool]:
-        """Return of each pair whether its preferred answer is the likelier one to the reference, per token."""
+        """Return, for each pair, whether the reference finds the preferred answer more likely, per token."""
         scores = self._reference[[pair.number for pair in pairs]]
         lengths = torch.tensor([(pair.chosen.targets, pair.rejected.targets) for pair in pairs])
         chosen, rejected = (scores / lengths).unbind(1)

@@ -13,8 +13,9 @@ from worker.training.model.load import compute_dtype_name
 
 LOSS_BOUNDS = {"float32": 1e-4, "bfloat16": 1e-2}
 MARGIN_BOUNDS = {"float32": 1e-3, "bfloat16": 5e-2}
-"""Largest root mean square of the pairs' margins in nats; in bfloat16 for answers of one token, since its rounding differs
-with the micro-batch and adds up over tokens."""
+"""Largest root mean square of the pairs' margins, in nats; in bfloat16 for answers of one token, because its rounding
+errors depend on the micro-batch and add up over tokens.
+"""
 
 
 def check_first_loss(
@@ -33,7 +34,7 @@ def check_first_loss(
         expected: loss of a policy that equals its reference.
         loss: mean over the step's rows.
         squared_margin: mean of the squared margins of pairs, or of what rated answers have gained, in nats.
-        tokens: mean of a row's tokens that are scored.
+        tokens: mean number of scored tokens per row.
 
     Raises:
         JobFailed: ``REFERENCE_MISMATCH``.
@@ -49,8 +50,10 @@ def check_first_loss(
         return
     raise JobFailed(
         Code.REFERENCE_MISMATCH,
-        f"The first preference loss is {loss:.6g}; an adapter that is not trained yet gives {expected:.6g} (within {bound:.2g}),"
-        f" and margins of 0 nats (found {margin:.2g}, within {largest:.2g}). The reference's scores are not those of this model and"
+        f"The first preference loss is {loss:.6g}; an adapter that is not trained yet gives {expected:.6g} (within "
+        f"{bound:.2g}),"
+        f" and margins of 0 nats (found {margin:.2g}, within {largest:.2g}). The reference's scores are not those of "
+        "this model and"
         " these rows.",
         remedy="Submit the job again; if it happens again, report it with the trainer's log.",
         details={"loss": loss if math.isfinite(loss) else None, "expected": expected},

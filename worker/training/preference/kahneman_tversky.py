@@ -1,5 +1,5 @@
-"""Kahneman-Tversky optimisation (KTO), the training method: raise the answers that are rated good and lower those rated bad,
-by comparison with what the reference says of them.
+"""Kahneman-Tversky optimisation (KTO), the training method: make answers that are rated good more likely and answers
+that are rated bad less likely, relative to the reference's scores.
 """
 
 from __future__ import annotations
@@ -71,11 +71,13 @@ class KahnemanTversky(ComparedMethod[RatedAnswer, RatedBatch]):
         return no_answers()
 
     def ahead(self, rows: Sequence[RatedAnswer]) -> list[RatedAnswer]:
-        """Return each prompt with another prompt's answer."""
+        """Return each prompt paired with another prompt's answer."""
         return [row.mismatched() for row in rows]
 
     def look_ahead(self, model: PeftModel, batches: Iterable[RatedBatch], device: torch.device) -> list[float]:
-        """Return the sum of what such answers have gained over the reference, in nats, and their number."""
+        """Return the sum of the log-probabilities that these answers have gained over the reference, in nats, and the
+        number of answers.
+        """
         gained = [(self._gained(model, batch, device)[1].sum(), len(batch.places)) for batch in batches]
         sums = torch.stack([gain for gain, _ in gained]).double().sum().item() if gained else 0.0
         return [sums, sum(count for _, count in gained)]
@@ -112,7 +114,7 @@ class KahnemanTversky(ComparedMethod[RatedAnswer, RatedBatch]):
         check_first_loss(self._section, context.device, expected, loss, squares, tokens)
 
     def metrics(self, sums: Mapping[str, float], rows: int) -> dict[str, float]:
-        """Return the means of a step: of a kind of answers, only if the step has some."""
+        """Return the means of a step; those of a kind of answers only if the step has such answers."""
         means = {LOSS: sums[LOSS] / rows, RIGHT: sums[RIGHT] / rows, "kl": self._kl}
         for kind in KINDS:
             if count := sums[f"answers_{kind}"]:
@@ -122,6 +124,6 @@ class KahnemanTversky(ComparedMethod[RatedAnswer, RatedBatch]):
         return means
 
     def _gained(self, model: PeftModel, batch: RatedBatch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the log-probabilities of the answers, and what they have gained over the reference, in nats."""
+        """Return the log-probabilities of the answers, and their gains over the reference, in nats."""
         policy = answer_log_probs(model, batch, device)
         return policy, policy - self._reference.view(-1)[batch.places].to(device)

@@ -23,7 +23,7 @@ def preference_loss(
     """Return the loss of each pair, (pairs,).
 
     Args:
-        section: which loss, and its parameters.
+        section: the contract's section with the loss and its parameters.
         policy: (pairs, 2), log-probability of the preferred and of the rejected answer, in nats.
         reference: the same by the reference.
         lengths: (pairs, 2), tokens of the answers.
@@ -70,5 +70,5 @@ def rated_first_loss(section: PreferenceSection, share: float) -> float:
 
 
 def rated_weights(section: PreferenceSection) -> tuple[float, float]:
-    """Return the weights of answers rated good and of those rated bad; 1 where the contract has not decided one."""
+    """Return the weights of answers rated good and of answers rated bad; 1 where the contract sets none."""
     return section.desirable_weight or 1.0, section.undesirable_weight or 1.0

@@ -16,8 +16,9 @@ from worker.training.data.prepared import PreparedRows, Row
 from worker.training.preference.scored_rows import ScoredRows
 
 LEAST_SHARE = 1 / 8
-"""Share of both chats' tokens below which a common beginning is computed twice: attention copies it for the second answer, and
-would keep as much memory as is saved."""
+"""Share of both chats' tokens below which a common prefix is computed twice: attention copies the prefix for the second
+answer, which would take as much memory as is saved.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,11 @@ class Pair:
 
     @property
     def is_wanted(self) -> bool:
-        """True: the preferred answer is one to give."""
+        """True: the preferred answer is one that the adapter should give."""
         return True
 
     def unweighted(self) -> Pair:
-        """The pair as validation counts it."""
+        """The pair as validation uses it."""
         return replace(self, chosen=self.chosen.unweighted())
 
 
@@ -69,7 +70,7 @@ class PreparedPairs(ScoredRows[Pair]):
 
     Args:
         rows, first, parts: as for every file.
-        once: what both chats of a pair begin with is computed once.
+        once: whether the common prefix of both chats of a pair is computed once.
     """
 
     sides = 2
@@ -87,7 +88,9 @@ class PreparedPairs(ScoredRows[Pair]):
 
 
 def common_prefix(chosen: Row, rejected: Row) -> int:
-    """Return how many tokens both chats begin with, less than either has; 0 if they are too few to be worth it."""
+    """Return the length of the chats' common prefix, which is shorter than either chat; 0 if it is too short to be
+    worth sharing.
+    """
     longest = min(len(chosen.ids), len(rejected.ids)) - 1
     differ = np.flatnonzero(chosen.ids[:longest] != rejected.ids[:longest])
     prefix = int(differ[0]) if len(differ) else longest
@@ -125,12 +128,12 @@ class PairBatch:
 
     @property
     def target_count(self) -> int:
-        """Number of pairs: each is preferred rightly or not."""
+        """Number of pairs: each is ranked correctly or not."""
         return len(self.numbers)
 
 
 def pair_batches(pairs: Sequence[Pair], token_budget: int, *, pad_token: int, packed: bool) -> list[PairBatch]:
-    """Cut a step's pairs into micro-batches; a pair longer than the budget is one of its own."""
+    """Divide a step's pairs into micro-batches; a pair longer than the budget gets its own micro-batch."""
     plan = _packed(pairs, token_budget) if packed else _similar(pairs, token_budget)
     return [_collate([pairs[index] for index in group], pad_token, packed=packed) for group in plan]
 

@@ -1,5 +1,5 @@
-"""Prepares a file of preferences: both chats of a pair are encoded, and cut at the same place of their common prompt; of a
-rated answer, its one chat.
+"""Prepares a file of preferences: both chats of a pair are encoded and truncated at the same place in their common
+prompt; a rated answer has only one chat.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SHORT, UNKNOWN, NOTHING = 1, 2, 3
 def write_preferences(
     labeller: Labeller, folder: Path, path: Path, contract: FineTuneContract, vocab_size: int
 ) -> None:
-    """Write the rows of a file into a folder: each pair as two, and each rated answer as one whose weight is 1 if it is
-    good, and otherwise 0.
+    """Write the rows of a file into a folder: each pair as two rows, and each rated answer as one row whose weight is 1
+    if it is good and otherwise 0.
 
     Raises:
         DatasetInvalid: ``DATASET_LINE_INVALID``, ``NOTHING_SUPERVISED``, ``EMBEDDING_ROW_MISSING``. InvalidRequest:
@@ -95,7 +95,7 @@ def _add(
     contract: FineTuneContract,
     vocab_size: int,
 ) -> None:
-    """Cut the rows of a batch to size, leave out those that teach nothing, write the rest."""
+    """Truncate the rows of a batch, leave out those that teach nothing, and write the rest."""
     sides = len(written[0][0])
     rows = [row for together, _, _ in written for row in together]
     whole = labeller.label(rows, [chat for _, _, chats in written for chat in chats])
@@ -118,7 +118,9 @@ def _add(
 
 
 def cut_together(rows: LabelledRows, seq_len: int, sides: int) -> LabelledRows:
-    """Cut the ``sides`` chats of each prompt at the beginning, by the same number of tokens, so that the longest fits."""
+    """Truncate the ``sides`` chats of each prompt at the beginning by the same number of tokens, so that the longest
+    fits.
+    """
     excess = np.maximum(0, rows.lengths.reshape(-1, sides).max(axis=1) - seq_len)
     kept = np.maximum(1, rows.lengths - np.repeat(excess, sides))
     to_end = np.repeat(rows.starts + rows.lengths, rows.lengths) - np.arange(len(rows.ids))
@@ -127,7 +129,7 @@ def cut_together(rows: LabelledRows, seq_len: int, sides: int) -> LabelledRows:
 
 
 def _reasons(whole: LabelledRows, cut: LabelledRows, vocab_size: int, sides: int) -> npt.NDArray[np.int64]:
-    """Return for each row 0 if it is usable, otherwise the number of its reason; both of a pair have the same."""
+    """Return, for each row, 0 if it is usable, otherwise the number of its reason; both rows of a pair have the same."""
     # The first token has no prediction: an answer that begins there has lost its prompt.
     first = cut.weights[cut.starts] > 0
     lost = (cut.targets() == 0) | first
@@ -140,7 +142,7 @@ def _reasons(whole: LabelledRows, cut: LabelledRows, vocab_size: int, sides: int
 
 
 def _equal(rows: LabelledRows) -> npt.NDArray[np.bool_]:
-    """Return for each pair whether both of its chats have the same tokens."""
+    """Return, for each pair, whether both of its chats have the same tokens."""
     parts = np.split(rows.ids, rows.starts[1:])
     return np.array(
         [np.array_equal(chosen, other) for chosen, other in zip(parts[::2], parts[1::2], strict=True)], np.bool_

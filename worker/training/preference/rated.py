@@ -1,8 +1,8 @@
 """Rated answers as the trainer sees them, and their micro-batches.
 
-KTO compares what an answer has gained with what answers gain after prompts that they do not answer (its KL reference
-point). As TRL has it, each prompt is therefore scored with another prompt's answer as well. TRL takes the neighbour in
-the batch; here the partner is fixed for the run, so the reference scores it once, and micro-batches change nothing.
+KTO compares the gain of an answer with the gain of answers to other prompts (its KL reference point). As in TRL, each
+prompt is therefore also scored with another prompt's answer. TRL uses the neighbour in the batch; here the partner is
+fixed for the whole run, so the reference scores it once, and the division into micro-batches does not matter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class RatedAnswer:
 
     Attributes:
         place: index of its score by the reference.
-        other: the prompt with another prompt's answer, whose score is at the next place; None: this is such a one.
+        other: the prompt with another prompt's answer, whose score is at the next place; None if this object is itself
+            such a combination.
     """
 
     place: int
@@ -55,11 +56,11 @@ class RatedAnswer:
 
     @property
     def is_wanted(self) -> bool:
-        """True if the answer is one to give."""
+        """True if the answer is one that the adapter should give."""
         return self.is_good
 
     def unweighted(self) -> RatedAnswer:
-        """The answer as validation counts it: the same."""
+        """The answer as validation uses it: unchanged."""
         return self
 
     def mismatched(self) -> RatedAnswer:
@@ -73,7 +74,8 @@ class PreparedRatedAnswers(ScoredRows[RatedAnswer]):
 
     Args:
         rows, first: as for every file.
-        parts: numbers of rows; each gets an answer of its own part, so that validation has no answer that is trained on.
+        parts: row numbers of each part; a row's mismatched answer comes from its own part, so that validation never
+            uses an answer that is trained on.
     """
 
     def __init__(self, rows: PreparedRows, first: int, parts: Sequence[Numbers]) -> None:
@@ -95,15 +97,15 @@ class PreparedRatedAnswers(ScoredRows[RatedAnswer]):
 
 
 def partners(prompts: Sequence[bytes], parts: Sequence[Numbers]) -> Numbers:
-    """Return for each row the row whose answer is put after its prompt: of the same part, with another prompt as far as
-    there are enough.
+    """Return, for each row, the row whose answer is put after its prompt: a row of the same part and, if possible, with
+    a different prompt.
 
-    Sorted by prompt, rows that are as far apart as the most frequent prompt is frequent have different prompts, if no
-    prompt has more than half of the rows.
+    Rows are sorted by prompt, and each row's partner is as many places away as the most frequent prompt has rows; so
+    the prompts differ if no prompt has more than half of the rows.
 
     Args:
-        prompts: prompts of each row, in a form in which their order says nothing.
-        parts: numbers of rows.
+        prompts: prompt of each row, in a form whose order carries no meaning.
+        parts: row numbers of each part.
     """
     numbers = np.arange(len(prompts))
     for part in parts:
@@ -159,14 +161,14 @@ class RatedBatch:
 
     @property
     def target_count(self) -> int:
-        """Number of answers: each is on its side of the reference point or not."""
+        """Number of answers: each is on the correct side of the reference point or not."""
         return len(self.places)
 
 
 def rated_batches(
     answers: Sequence[RatedAnswer], token_budget: int, *, pad_token: int, packed: bool
 ) -> list[RatedBatch]:
-    """Cut a step's answers into micro-batches; an answer longer than the budget is one of its own."""
+    """Divide a step's answers into micro-batches; an answer longer than the budget gets its own micro-batch."""
     groups = plan_micro_batches([len(answer.chat.ids) for answer in answers], token_budget, packed=packed)
     return [_collate([answers[index] for index in group], pad_token, packed=packed) for group in groups]
 

@@ -1,8 +1,8 @@
 """The reference's scores: log-probabilities of both answers of every pair, or of every rated answer after its own and
-after another prompt, by the model as it stands before the first step.
+after another prompt, computed by the model before the first step.
 
-They are computed once and stay in the run folder and in every checkpoint, so that a resumed run, on any machine, compares
-with the same numbers.
+They are computed once and stay in the run folder and in every checkpoint, so that a resumed run, on any machine,
+compares with the same numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TENSOR, PLAN = "scores", "plan"
 
 @torch.no_grad()
 def score_reference(context: TrainingContext, working: Callable[[], None]) -> torch.Tensor:
-    """Score every row by the model as it stands, and write the scores into the run folder.
+    """Score every row with the model's present weights, and write the scores into the run folder.
 
     Args:
         working: called between micro-batches.
@@ -67,10 +67,10 @@ def score_reference(context: TrainingContext, working: Callable[[], None]) -> to
 
 
 def load_reference(context: TrainingContext, checkpoint: Path) -> torch.Tensor:
-    """Return the scores that a checkpoint carries, and give them to this attempt's run folder.
+    """Return the scores that a checkpoint carries, and copy them into this attempt's run folder.
 
     Raises:
-        JobFailed: ``CHECKPOINT_MISMATCH``: they are missing, damaged, or of another run.
+        JobFailed: ``CHECKPOINT_MISMATCH``: they are missing, damaged, or from another run.
     """
     source, target = checkpoint / REFERENCE_NAME, context.run_dir / REFERENCE_NAME
     rows = sum(map(len, scored_files(context)))

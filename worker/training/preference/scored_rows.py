@@ -43,9 +43,9 @@ class ScoredRows(Sequence[RowT]):
     """The rows of a prepared file, read on demand.
 
     Args:
-        rows: prepared rows, ``sides`` to a row of this file.
-        first: number of the first row among those of all files, which decides the place of its scores.
-        parts: numbers of the rows that are trained on, and of those that are validated on.
+        rows: prepared rows; ``sides`` of them form a row here.
+        first: number of the first row among the rows of all files, which determines the place of its scores.
+        parts: numbers of the rows for training, and of the rows for validation.
 
     Attributes:
         lengths: int64, (rows,): tokens computed for each row.
@@ -76,12 +76,12 @@ class ScoredRows(Sequence[RowT]):
         return self.row(range(len(self))[index])
 
     def wanted(self) -> Sequence[int]:
-        """Return the numbers of the rows whose answer is one to give."""
+        """Return the numbers of the rows whose answer the adapter should give."""
         return range(len(self))
 
 
 class WantedAnswers(Sequence[Row]):
-    """The chats with the answers to give of some rows, read on demand."""
+    """The chats of some rows with the answers that the adapter should give, read on demand."""
 
     def __init__(self, rows: Sequence[Example]) -> None:
         self._rows = rows
@@ -101,7 +101,7 @@ class WantedAnswers(Sequence[Row]):
 
 
 def wanted_places(rows: Sequence[Example]) -> Sequence[int]:
-    """Return the places of the rows whose answer is one to give."""
+    """Return the places of the rows whose answer the adapter should give."""
     if isinstance(rows, ScoredRows):
         return rows.wanted()
     if isinstance(rows, PreparedRows):  # all of them are; they are not read for it

@@ -1,6 +1,7 @@
-"""Fields of a `step` event that follow from its report, which fields may hold a string, names that trackers get. Pure.
+"""Fields of a `step` event that follow from its report, the fields that may hold strings, and the names of metrics in
+trackers. Pure.
 
-No training content can pass: only a few named fields accept strings, and only as identifiers.
+Training content cannot leak: only a few named fields accept strings, and only identifiers.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ TEXT_FIELDS = frozenset(
         "validation_file",
     }
 )
-"""The only fields that may hold strings: ids, digests, folder names, words of a fixed list."""
+"""The only fields that may hold strings: ids, digests, folder names, and words from a fixed list."""
 _IDENTIFIER = re.compile(r"[\w.@:/+=-]{0,200}", re.ASCII)
 TRACKED = {
     "loss": "train/loss",
@@ -69,7 +70,7 @@ TRACKED = {
 
 def refuse_text(payload: Mapping[str, Any]) -> None:
     """Raises:
-    ValueError: a string in a field that may not hold strings, or one that is not an identifier (e.g. it contains white
+    ValueError: a field that may not hold strings holds one, or a string is not an identifier (e.g. it contains white
     space).
     """
     for field, value in payload.items():

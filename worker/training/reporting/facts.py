@@ -77,7 +77,7 @@ class FinishedRun:
 
 
 def new_run_id() -> str:
-    """A ULID: sorts by time, and two runs never share one. It goes with the checkpoints, so a resume keeps it."""
+    """A ULID: sorts by time, and two runs never share one. Checkpoints contain it, so a resumed run keeps it."""
     return str(ULID())
 
 

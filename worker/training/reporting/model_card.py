@@ -1,4 +1,4 @@
-"""``MODEL_CARD.md``: description of an adapter, its origin and training, and its results; with its curves as a picture.
+"""``MODEL_CARD.md``: describes an adapter: its origin, training and results, with its curves as a picture.
 
 The front matter follows the Hugging Face hub. Every figure was measured; it contains no training text except the sample
 answers, which an operator can leave out; all strings that people or models wrote are escaped.
@@ -79,11 +79,13 @@ _RIGHT = {
     MethodType.DPO: "Pairs with a positive margin",
     MethodType.KTO: "Answers on the right side of the reference point",
 }
-"""Rows that the accuracy of a run on preferences counts."""
+"""Names of the rows over which the accuracy of a preference run is computed."""
 
 
 def _preference_panels(facts: FinishedRun) -> list[Panel]:
-    """Return the curves of a run on preferences: how far the answers have moved from each other, and how often rightly."""
+    """Return the curves of a run on preferences: how far the answers have moved apart, and how often in the right
+    direction.
+    """
     panels = []
     for title, name in (
         ("Reward margin", "reward_margin"),
@@ -133,7 +135,7 @@ def _data(facts: FinishedRun) -> str:
         ("filters", ", ".join(f"{key}: {value}" for key, value in filters.items())),
     ]
     if arguments := plan.contract.data.template_arguments:
-        rows.append(("template arguments", f"{describe_arguments(arguments)}; answers are asked for with them"))
+        rows.append(("template arguments", f"{describe_arguments(arguments)}; requests for answers use them"))
     if plan.contract.data.thoughts is not ThoughtsRule.LEARN:
         rows.append(("thoughts of answers", plan.contract.data.thoughts.value))
     if plan.validation:
@@ -195,7 +197,7 @@ def _reproduce(facts: FinishedRun, packages: Mapping[str, str]) -> str:
 
 
 def _guarantee(facts: FinishedRun) -> str:
-    """Return a sentence on this run's interruptions and on how a second run would compare."""
+    """Describe this run's interruptions and how a second run would compare."""
     exact = facts.progress.guarantee is Guarantee.BIT_EXACT
     equal = (
         "Equal plans, packages and thread counts on such a machine give equal bytes."
@@ -205,18 +207,22 @@ def _guarantee(facts: FinishedRun) -> str:
     if not facts.progress.resumed_from:
         return f"The run was not interrupted. {equal}"
     steps = ", ".join(map(str, facts.progress.resumed_from))
-    as_if = "its bytes are those of a run that was not" if exact else "its state was whole, its rounding may differ"
-    return f"The run was interrupted and taken up from its checkpoints at step {steps}: {as_if}. {equal}"
+    as_if = (
+        "its bytes equal those of an uninterrupted run"
+        if exact
+        else "its state was restored completely, but its rounding may differ"
+    )
+    return f"The run was interrupted and resumed from its checkpoints at step {steps}: {as_if}. {equal}"
 
 
 def _limits(facts: FinishedRun) -> str:
     points = [
         f"Rows were cut to {facts.plan.contract.exec.seq_len} tokens; longer contexts were not trained.",
-        "The adapter belongs to the base model named above, byte for byte; on any other it means nothing.",
-        "Token accuracy counts the next token given the right text before it.",
+        "The adapter works only with the base model named above, byte for byte.",
+        "Token accuracy is measured on the next token, given the correct text before it.",
         *_limits_of_preferences(facts),
-        "Free-form answers are shown as samples at most; they, safety and bias were not graded.",
-        "The adapter inherits the base model's limits, and what is wrong in the training data.",
+        "Free-form answers are at most shown as samples; neither they nor safety and bias were graded.",
+        "The adapter inherits the base model's limits and the errors in the training data.",
     ]
     return limits(points)
 
@@ -225,6 +231,6 @@ def _limits_of_preferences(facts: FinishedRun) -> list[str]:
     if not facts.plan.contract.has_preferences:
         return []
     return [
-        "A margin compares log-probabilities with the base's on given answers; whether free answers are better was not judged.",
+        "A margin compares log-probabilities of given answers with the base's; free answers were not judged.",
         "The loss of the self-evaluation is that of the preferred answers alone, or of those rated good.",
     ]

@@ -1,5 +1,5 @@
-"""Files that a finished run leaves for people and machines. ``run_summary.json`` is written last: it marks a complete
-run.
+"""Writes the files that a finished run leaves for people and programs. ``run_summary.json`` is written last: it marks a
+complete run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SUMMARY_SCHEMA = "vox_mens_run_summary_v1"
 SKIP_STATS_SCHEMA = "vox_mens_training_skip_stats_v1"
 TRAINING_MANIFEST_VERSION = 5
 SKIP_STATS_NAME = "training_skip_stats.json"
-MOBILE_NOTE = "Trained off the device; the conversion for it is the operator's."
+MOBILE_NOTE = "Trained off the device; converting it for the device is up to the operator."
 
 ARTIFACTS = {
     "plan": PLAN_NAME,
@@ -73,7 +73,7 @@ def write_reports(run_dir: Path, facts: FinishedRun) -> None:
 
 
 def skip_stats(facts: FinishedRun) -> dict[str, Any]:
-    """Return which rows were left out and why: line numbers, never their content."""
+    """Return which rows were left out and why, by line number and without their content."""
     return {
         "schema": SKIP_STATS_SCHEMA,
         "run_id": facts.run_id,
@@ -84,7 +84,7 @@ def skip_stats(facts: FinishedRun) -> dict[str, Any]:
 
 
 def training_manifest(facts: FinishedRun, packages: Mapping[str, str]) -> dict[str, Any]:
-    """Describe the run, with the original schema's field names where they apply, and our own fields next to them."""
+    """Describe the run, with the original schema's field names where they apply and Mens' own fields in addition."""
     plan, contract = facts.plan, facts.plan.contract
     return {
         "manifest_schema_version": TRAINING_MANIFEST_VERSION,
@@ -117,7 +117,7 @@ def training_manifest(facts: FinishedRun, packages: Mapping[str, str]) -> dict[s
 
 
 def run_summary(facts: FinishedRun) -> dict[str, Any]:
-    """Return the run's results: only measured values, null for values that were not measured."""
+    """Return the run's results: measured values, or null where none was measured."""
     progress, summary = facts.progress, facts.summary
     losses = [loss for _, loss in facts.series("train_loss")]
     validations = [loss for _, loss in facts.series("valid_loss")]

@@ -13,7 +13,9 @@ Points = Sequence[tuple[float, float]]
 WIDTH, PANEL_HEIGHT = 720, 260
 LEFT, RIGHT, TOP, BOTTOM = 72, 16, 34, 40
 MAX_POINTS = 500
-"""Points of a drawn line; longer series are averaged into this many pieces, so a picture stays small."""
+"""Largest number of points of a drawn line; longer series are averaged in this many pieces, so that the picture stays
+small.
+"""
 TICKS = 5
 
 

@@ -1,4 +1,5 @@
-"""Reports of a run while it trains: `telemetry.jsonl` for machines, `metrics.csv` as OpenAI's result file.
+"""Reports of a run while it trains: `telemetry.jsonl` for programs, and `metrics.csv` in the form of OpenAI's result
+file.
 
 One line per event: ``{"ts_ms", "event", "payload"}``; `docs/runs.md` lists events and fields.
 """
@@ -61,10 +62,10 @@ class Telemetry:
         total_steps: optimizer steps of the whole run. work: details of the steps, for the remaining time.
         rows: metrics rows of earlier attempts, from the checkpoint, so that a resume repeats none.
         machine: for MFU and peak memory.
-        skips: rows left out so far, by reason (``SKIP_REASONS``); :meth:`skipped` adds to it.
+        skips: number of rows left out so far, by reason (``SKIP_REASONS``); :meth:`skipped` updates it.
         trajectory_clamped: rows whose trajectory weight was cut to its bounds.
         trackers: already started.
-        quiet: keep the metrics and write nothing: another process of the run does that.
+        quiet: whether to only keep the metrics and write nothing, because another process of the run writes them.
     """
 
     def __init__(
@@ -115,8 +116,8 @@ class Telemetry:
         """Write one event.
 
         Raises:
-            ValueError: it holds a string in a field that may not hold one, or one that is not an identifier, or a
-                number that is not finite.
+            ValueError: a field that may not hold a string holds one, a string is not an identifier, or a number is not
+                finite.
         """
         refuse_text(payload)
         line = {"ts_ms": time.time_ns() // 1_000_000, "event": event, "payload": payload}
@@ -223,7 +224,7 @@ class Telemetry:
             score: score of the validation at its end, if any.
             val_steps: rows of that validation.
             checkpoint: the checkpoint written at its end, if any.
-            phase: the curriculum's name for it.
+            phase: name of the epoch's phase in the curriculum.
         """
         losses = [row["train_loss"] for row in self.rows if step - steps < row["step"] <= step and "train_loss" in row]
         payload = {

@@ -23,7 +23,7 @@ FORWARD_SHARE = 1 / 3
 
 
 def peak_bytes(device: torch.device | None = None) -> int:
-    """Return the peak memory in bytes that this process has held so far.
+    """Return this process's peak memory so far, in bytes.
 
     On a GPU this is the memory that torch's allocator reserved, without the device context; on a CPU, or without a
     device, the resident set of the whole process, including Python and libraries. The two cannot be compared.
@@ -61,7 +61,7 @@ class MeasuredDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedWork:
-    """Steps of a run that are known before it begins.
+    """The work of a run that is known before it begins.
 
     Attributes:
         step_tokens: tokens of each optimizer step, in order.
@@ -75,7 +75,7 @@ class PlannedWork:
 
     @classmethod
     def of_equal_steps(cls, steps: int) -> PlannedWork:
-        """Return planned work for steps of which only the number is known."""
+        """Return planned work if only the number of steps is known."""
         return cls(step_tokens=[1] * steps)
 
 

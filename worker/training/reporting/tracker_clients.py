@@ -1,6 +1,6 @@
 """The clients of TensorBoard, MLflow and Weights & Biases behind one small protocol.
 
-Each is imported when a run starts to use it. Any exception in a client drops it
+Each client is imported when a run starts to use it. Any exception in a client drops it
 (`worker/training/reporting/trackers.py`).
 """
 
@@ -22,7 +22,9 @@ PROJECT = "mens"
 MLFLOW_BATCH = 100
 """Metrics or parameters per request; MLflow accepts 1,000 metrics and 100 parameters."""
 WANDB_START_SECONDS = 20.0
-"""Longest start of a run at W&B's server; with the client's 90 s the trainer would wait for it at its end."""
+"""Longest wait for the start of a run at W&B's server; the client's default of 90 s would make the trainer wait at its
+end.
+"""
 Value = str | int | float | bool | None
 
 

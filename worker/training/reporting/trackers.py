@@ -34,9 +34,11 @@ __all__ = [
 FINISH_SECONDS = 30.0
 """Longest wait of a finished run for data that is still to be sent."""
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-"""Otherwise MLflow would retry for many minutes before it reports that its server is unavailable."""
+"""Variables that shorten retries: otherwise MLflow would retry for many minutes before it reports that its server is
+unavailable.
+"""
 DISCRETION = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}
-"""Turns the clients' own reports to their makers off, unless the operator turns them on."""
+"""Variables that disable the clients' own telemetry, unless the operator enables it."""
 VARIABLE = "MENS_TRACKERS"
 
 

@@ -1,7 +1,7 @@
 """The self-evaluation of a finished run. It never fails a run: measurements that are not possible are left out, with a
 note of the reason.
 
-It runs after the adapter is written, so it cannot change a byte of it. Equal runs measure equal numbers.
+It runs after the adapter is written, so it cannot change the adapter. Equal runs measure equal numbers.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ from worker.training.trainer import TrainingContext
 SAMPLES_VARIABLE = "MENS_SAMPLE_ANSWERS"
 DEFAULT_SAMPLES = 8
 MAX_TRIES = 3
-"""After this many interruptions of its self-evaluation a run finishes without it."""
+"""Number of attempts after which a run whose self-evaluation is interrupted each time finishes without it."""
 
 
 class StopRequests(Protocol):
@@ -165,7 +165,7 @@ def evaluate_run(
             work.attempt("Sample answers", lambda: work.answer(began + budget))
     else:
         work.causes.append("interrupted")
-        work.notes.append("Nothing was measured: the trainer was ended each time while it did so.")
+        work.notes.append("Nothing was measured: the trainer was ended during every attempt.")
     if context.distributed.is_main:
         write_json(context.run_dir / EVALUATION_ROWS_NAME, work.rows_to_serve().model_dump(mode="json"))
     return Measured(work.result(), time.monotonic() - began, work.causes)
@@ -176,7 +176,7 @@ PARSERS: dict[MethodType, Callable[[bytes, int], TrainingRow]] = {
     MethodType.DPO: parse_chosen,
     MethodType.KTO: parse_rated_row,
 }
-"""Readers of a line's chat with the answer to give."""
+"""Functions that read a line's chat with the answer that the adapter should give."""
 
 
 class _Evaluation:
@@ -201,7 +201,7 @@ class _Evaluation:
         self._places: Sequence[int] = wanted_places(data.validation)
         if not self._places:
             if len(data.validation):
-                self.notes.append("No held-out row has an answer that is rated good, so training rows are taken.")
+                self.notes.append("No held-out row has an answer that is rated good, so training rows are used.")
             self._source, self._rows = RowSource.TRAINING, _TrainingRows(context)
             self._places = np.flatnonzero(np.isin(data.training, wanted_places(data.rows))).tolist()
         self._scored: dict[str, Any] = {
@@ -220,7 +220,7 @@ class _Evaluation:
         self._answers = Answers()
 
     def attempt(self, what: str, part: Callable[[], None]) -> None:
-        """Do a part, or note why it was not possible."""
+        """Run a part, or note why it was not possible."""
         try:
             part()
             return
@@ -273,7 +273,7 @@ class _Evaluation:
             self.notes.append("A loss is not finite, so losses are not compared.")
 
     def prefer(self) -> None:
-        """Measure on how many of the scored pairs the preferred answer is the likelier one."""
+        """Measure in how many of the scored pairs the preferred answer is the more likely one."""
         method = self._context.method
         if not (self._tuned and isinstance(method, DirectPreference)):
             return
@@ -286,13 +286,13 @@ class _Evaluation:
         )
 
     def _answer(self, number: int) -> Row:
-        """Return the chat of one of the rows whose answer is one to give."""
+        """Return the chat of one of the rows whose answer the adapter should give."""
         return self._rows[self._places[number]].answer
 
     def read(self, answer_count: int) -> None:
         """Read the prompts of `wanted` sample answers, and of the general questions."""
         if not answer_count:
-            self.notes.append("Sample answers are left out, as the operator has set.")
+            self.notes.append("Sample answers are left out because of the operator's setting.")
             return
         inputs = self._inputs
         tokenizer = Tokenizer.load(self._context.base, ChatOptions.of(self._context.plan.contract.data))
@@ -307,7 +307,7 @@ class _Evaluation:
             self.notes.append(f"No row has a prompt of at most {limit} tokens for a sample answer.")
 
     def answer(self, deadline: float) -> None:
-        """Generate sample and general answers by the model as it was trained.
+        """Generate sample and general answers with the trainer's own model.
 
         Args:
             deadline: monotonic seconds; see :func:`answer_in_time`.
@@ -320,7 +320,7 @@ class _Evaluation:
         self.notes += self._answers.notes
 
     def rows_to_serve(self) -> EvaluationRows:
-        """Return the same rows and prompts for the publisher."""
+        """Return the evaluated rows and prompts for the publisher."""
         rows = [row.unweighted() for row in self._chosen]
         return EvaluationRows(
             rows=tuple(
@@ -372,7 +372,7 @@ class _TrainingRows(Sequence[Example]):
 
 def _check_of(context: TrainingContext, stop: StopRequests, working: Callable[[], None]) -> Callable[[], None]:
     """Return a function that reports activity, and raises when a stop was requested. Processes that share the base must
-    all stop at one place, so they never stop here.
+    all stop at the same place, so they never stop here.
     """
 
     def check() -> None:

@@ -1,4 +1,5 @@
-"""Rows of the replay file whose loss has risen since the run began: what the model forgets is replayed first.
+"""Rows of the replay file whose loss has risen since the run began: rows that the model is forgetting are replayed
+first.
 
 Before the first step the watched rows (`worker/training/data/row_order.py:RowOrder.watched`) are scored for reference, and
 before each further epoch they are scored again. The rows of an epoch are part of its checkpoints, so a resumed run
@@ -65,7 +66,8 @@ class ReplayRisk:
     def _losses(self) -> list[float]:
         """Score the watched rows: mean loss of each, the same in every process.
 
-        Each process scores its share. Where the base is sharded, all score every row, because a forward pass takes all of them.
+        Each process scores its share. If the base is sharded, every process scores all rows, because a forward pass
+        needs all processes.
         """
         watched, distributed = self.context.order.watched, self.context.distributed
         shards, rank = (1, 0) if self.context.budget.shard_base else (distributed.size, distributed.rank)
@@ -80,7 +82,9 @@ class ReplayRisk:
         return distributed.sum(losses)
 
     def _check(self) -> None:
-        """Report activity, and stop if any process was requested to: all score as many rows, so all stop after one."""
+        """Report activity, and stop if any process was asked to: all processes score the same number of rows, so they
+        all stop after the same one.
+        """
         self.telemetry.working("replay")
         signals = [self.stop.cancel_requested, self.stop.pause_requested]
         cancel, pause = self.context.distributed.largest(signals)

@@ -24,7 +24,7 @@ from worker.training.trainer import TrainingContext
 
 MAX_PROMPT_TOKENS = 1_024
 MAX_CANDIDATES = 64
-"""Number of rows that are searched for prompts of that length."""
+"""Largest number of rows that are searched for short enough prompts."""
 
 
 Parse = Callable[[bytes, int], TrainingRow]
@@ -61,8 +61,8 @@ def read_prompts(
 
 
 def prompt_of(row: TrainingRow, tokenizer: Tokenizer) -> SamplePrompt | None:
-    """Return the row up to its last supervised answer; None if the template does not accept that part of the chat
-    alone.
+    """Return the row's chat up to its last supervised answer; None if the template does not accept that part of the
+    chat alone.
     """
     answers = [at for at, turn in enumerate(row.messages) if turn.role == "assistant" and turn.weight != 0]
     if not answers or not answers[-1]:
@@ -138,7 +138,7 @@ def generate(
     """Return greedy answers to token ids, each up to and including its first end token.
 
     If every layer attends, the prompts share their passes, padded on the left; a recurrent layer would carry padding
-    along, so each prompt then runs alone. If several processes share the base, none stops before the others.
+    along, so each prompt then runs alone. If several processes share the base, they all stop together.
     """
     pad = int(context.tokenizer.pad_token_id or 0)
     ends = [] if context.budget.shard_base else sorted(end_ids)

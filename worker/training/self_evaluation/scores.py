@@ -18,11 +18,13 @@ MAX_ROWS = 128
 MIN_TOKENS = 1_024
 MAX_TOKENS = 32_768
 SHARE_OF_TRAINING = 10
-"""The scored rows have at most a tenth of the trained tokens: both passes cost less than a fifteenth of the run."""
+"""The scored rows have at most a tenth of the trained tokens, so that both passes cost less than a fifteenth of the
+run.
+"""
 
 
 def choose_rows(lengths: Callable[[int], int], rows: int, trained_tokens: int, seed: int) -> list[int]:
-    """Return the numbers of the rows to score, in an order that the seed decides.
+    """Return the numbers of the rows to score, in an order that the seed determines.
 
     Args:
         lengths: returns the tokens of a row by its number.

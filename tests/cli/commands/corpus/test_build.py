@@ -33,7 +33,7 @@ def prepared(folder: Path) -> str:
 def test_table_becomes_a_training_file(tmp_path: Path) -> None:
     recipe = prepared(tmp_path)
     dry = runner.invoke(app, ["corpus", "build", recipe, "--dry-run"])
-    assert (dry.exit_code, dry.output) == (0, "pull\trun\tnew\nmix\trun\tdepends on the stages before\n")
+    assert (dry.exit_code, dry.output) == (0, "pull\trun\tnew\nmix\trun\tdepends on earlier stages\n")
     result = runner.invoke(app, ["corpus", "build", recipe])
     assert result.stdout.startswith("pull\trun\tnew\nmix\trun\tnew\n")
     assert "25 rows, 5 rows held out to validate." in result.stdout.replace("\n", " ")

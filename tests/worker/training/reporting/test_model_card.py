@@ -152,7 +152,7 @@ def test_models_that_wrote_rows_are_named_with_their_terms(facts):
 
 def test_interruptions_are_told_with_what_they_mean(facts):
     assert "The run was not interrupted." in model_card(facts, PACKAGES)
-    for reasons, meaning in (([], "its bytes are those of"), (["threads"], "its state was whole")):
+    for reasons, meaning in (([], "its bytes equal those of"), (["threads"], "its state was restored completely")):
         progress = Progress(4, 1200, METRICS, resumed_from=[2, 3], inexact_reasons=reasons)
         card = model_card(replace(facts, progress=progress), PACKAGES)
         assert f"at step 2, 3: {meaning}" in card
@@ -161,7 +161,7 @@ def test_interruptions_are_told_with_what_they_mean(facts):
 def test_a_run_that_is_not_bit_exact_says_why_not_and_nothing_else(facts):
     progress = Progress(4, 1200, METRICS, resumed_from=[2], inexact_reasons=["rows", "threads"])
     card = model_card(replace(facts, progress=progress), PACKAGES)
-    assert "may round differently: the run was resumed where this was not the same: rows; " in card
+    assert "may round differently: the run was resumed in a different environment: rows; " in card
     assert "accelerator" not in card
 
 

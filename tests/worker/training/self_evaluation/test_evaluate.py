@@ -164,7 +164,7 @@ def test_good_training_answers_are_taken_where_every_held_out_one_is_bad(monkeyp
     training = [rated(number, good=number > 1) for number in range(5)]
     found = rated_evaluation(monkeypatch, training, [rated(9, good=False)], copies=range(5))
     assert (found.source, found.rows_available, found.rows, found.held_out_copies) == (RowSource.TRAINING, 3, 3, 0)
-    assert found.notes == ("No held-out row has an answer that is rated good, so training rows are taken.",)
+    assert found.notes == ("No held-out row has an answer that is rated good, so training rows are used.",)
 
 
 def test_without_a_good_answer_the_note_says_so(monkeypatch):

@@ -1,5 +1,5 @@
-"""Gives the kernels to a model of transformers: its modules get a forward of their own, which computes as before where
-`choice.py` chooses no kernel. Weights and names stay.
+"""Gives the kernels to a model of transformers: its modules get a new forward, which computes as before where
+`choice.py` chooses no kernel. Weights and names are unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3_5RMSNor
 BLOCKS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer, Qwen3_5DecoderLayer)
 MLPS = (LlamaMLP, MistralMLP, Qwen2MLP, Qwen3MLP, Qwen3_5MLP)
 ATTENTION_ALONE = ("position_ids", "position_embeddings", "past_key_values")
-"""Arguments of a block that its linear attention does not get."""
+"""Arguments of a block that are not passed to its linear attention."""
 
 
 def use_kernels(model: nn.Module) -> None:
@@ -60,7 +60,7 @@ class Norm:
 
 
 def can_norm(norm: Any, x: Tensor) -> bool:
-    """Return whether a kernel computes this norm; weights of another dtype would make the result one of theirs."""
+    """Return whether a kernel computes this norm; weights of a different dtype would change the dtype of the result."""
     return bool(norm.weight.dtype == x.dtype and choice.runs_kernels(x))
 
 
@@ -79,8 +79,8 @@ def plain_sum(norm: Any, x: Tensor, delta: Tensor | None = None) -> tuple[Tensor
 
 
 def forgotten(normed: Tensor, total: Tensor, norm: Any) -> saved_tensors_hooks:
-    """Return a context in which what would keep a norm for the backward pass keeps its input, of which it is computed
-    again.
+    """Return a context in which the norm's input is kept for the backward pass instead of the norm, which is then
+    recomputed.
     """
     memory = normed.untyped_storage()._cdata  # noqa: SLF001  # its address would be none on meta tensors
     total = total.detach()

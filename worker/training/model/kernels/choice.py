@@ -1,4 +1,4 @@
-"""Where the kernels run: on a GPU on which they agree with torch. Nothing else decides it."""
+"""Decides where the kernels run: on a GPU on which they agree with torch. No other module decides this."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def kernels_agree(device: torch.device) -> bool:
         with torch.inference_mode(mode=False), torch.enable_grad():
             distance = largest_distance(device, torch.bfloat16)
     except Exception:
-        logger.warning("Triton's kernels do not run here; torch computes in their place", exc_info=True)
+        logger.warning("Triton's kernels do not run here; torch is used instead", exc_info=True)
         return False
     if not distance < TOLERANCE:  # also if it is not a number
-        logger.warning("Triton's kernels differ by %.3g from torch, which computes in their place", distance)
+        logger.warning("Triton's kernels differ by %.3g from torch, which is used instead", distance)
         return False
     return True
 

@@ -36,7 +36,8 @@ def installed_kernel() -> FlashKernel | None:
 def flash_kernel(device: torch.device, key_size: int, value_size: int) -> FlashKernel | None:
     """Try the kernel once for heads of these sizes, forward and backward; None where it is missing, fails or differs.
 
-    It refuses some versions of Triton on some GPUs, and only its backward pass does. On others it has computed wrong gradients.
+    On some GPUs it refuses some versions of Triton, but only in its backward pass; with others it has computed wrong
+    gradients.
     """
     kernel = installed_kernel()
     if kernel is None:
@@ -46,10 +47,10 @@ def flash_kernel(device: torch.device, key_size: int, value_size: int) -> FlashK
         with torch.inference_mode(mode=False), torch.enable_grad():
             distance = largest_distance(kernel, device, key_size, value_size)
     except Exception:
-        logger.warning("flash-linear-attention does not run here; torch computes in its place", exc_info=True)
+        logger.warning("flash-linear-attention does not run here; torch is used instead", exc_info=True)
         return None
     if not distance < TOLERANCE:  # also if it is not a number
-        logger.warning("flash-linear-attention differs by %.3g from torch, which computes in its place", distance)
+        logger.warning("flash-linear-attention differs by %.3g from torch, which is used instead", distance)
         return None
     return kernel
 

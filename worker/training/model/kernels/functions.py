@@ -1,4 +1,4 @@
-"""The kernels as functions that torch can differentiate, once."""
+"""The kernels as functions that torch can differentiate (first derivatives only)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worker.training.model.kernels import operators
 
 
 class NormedSum(torch.autograd.Function):
-    """``x + delta``, or x, and its norm. Both flow back in one pass, to x and delta alike."""
+    """``x + delta``, or x, and its norm. The gradients of both flow back in one pass, and are the same for x and delta."""
 
     @staticmethod
     def forward(

@@ -8,9 +8,11 @@ import triton.language as tl
 from torch import Tensor
 
 ELEMENTS = 4096
-"""Elements of a program's rows: short rows, as heads are, are taken together."""
+"""Number of elements per program: short rows, such as heads, are processed together."""
 PROGRAMS = 512
-"""Programs that share a weight's gradient: each adds up its rows, then their sums are added."""
+"""Number of programs that share the computation of a weight's gradient: each sums over its rows, then the sums are
+added.
+"""
 
 
 @triton.jit
@@ -31,7 +33,7 @@ def _norm(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Store ``x + delta`` if it ADDS, its norm, and the factor that has scaled each row."""
+    """Store ``x + delta`` if ADDS is set, its norm, and the factor that has scaled each row."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = tl.arange(0, COLUMNS)
     inside = (row < rows)[:, None] & (column < size)[None, :]
@@ -72,7 +74,7 @@ def _norm_gradient(
     COLUMNS: tl.constexpr,
 ):
     """Store ``scale · (g - n · mean(g ⊙ n))``, where n is the norm before the weight and g the gradient of n; plus the
-    sum's own gradient if it ADDS.
+    sum's own gradient if ADDS is set.
     """
     column = tl.arange(0, COLUMNS)
     dtype = dx_at.dtype.element_ty
@@ -132,7 +134,7 @@ def norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, centred: b
 def norm_gradient(
     d_normed: Tensor, d_total: Tensor | None, x: Tensor, weight: Tensor, scale: Tensor, centred: bool, learns: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and, if it learns, of the weight; else an empty tensor."""
+    """Return the gradients of x and of the weight; the latter is an empty tensor if the weight is frozen."""
     rows, size = in_rows(x), x.shape[-1]
     gradient = in_rows(d_normed)
     added = gradient if d_total is None else in_rows(d_total)

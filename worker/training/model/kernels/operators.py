@@ -1,5 +1,5 @@
-"""The kernels as operators of torch, ``torch.ops.mens``: so their shapes are known on tensors without memory too, where
-plans and benches count bytes. Triton is imported when the first of them runs.
+"""The kernels as operators of torch, ``torch.ops.mens``: so their shapes are also known on tensors without memory, with
+which plans and benches count bytes. Triton is imported when the first of them runs.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ def norm(
 def norm_gradient(
     d_normed: Tensor, d_total: Tensor | None, x: Tensor, weight: Tensor, scale: Tensor, *, centred: bool, learns: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of x, the sum, and of the weight if it learns.
+    """Return the gradients of x (the sum) and of the weight if it is trained.
 
     Args:
-        d_total: what else flows back to the sum.
-        x, scale: what `norm` was given or has returned: the sum, and each row's factor.
+        d_total: the gradient that flows back to the sum from elsewhere.
+        x, scale: the sum and each row's factor, as `norm` received or returned them.
     """
     dx, d_weight = torch.ops.mens.norm_gradient(d_normed, d_total, x, weight, scale, centred, learns)
     return dx, d_weight if learns else None
 
 
 def turn(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *, back: bool) -> tuple[Tensor, Tensor]:
-    """Return both turned by the angles (`reference.py:rotate`), or back, which is the gradient."""
+    """Return queries and keys rotated by the angles (`reference.py:rotate`), or by their negatives, which is the
+    gradient.
+    """
     result: tuple[Tensor, Tensor] = torch.ops.mens.turn(query, key, cos, sin, back)
     return result
 
@@ -96,7 +98,8 @@ _define(
 )
 _define(
     "norm_gradient",
-    "(Tensor d_normed, Tensor? d_total, Tensor x, Tensor weight, Tensor scale, bool centred, bool learns) -> (Tensor, Tensor)",
+    "(Tensor d_normed, Tensor? d_total, Tensor x, Tensor weight, Tensor scale, bool centred, bool learns) -> "
+    "(Tensor, Tensor)",
     "norm_kernels",
     _norm_gradient_shapes,
 )

@@ -1,4 +1,4 @@
-"""The formulas of the kernels, in torch, rounded where transformers' modules round.
+"""The formulas of the kernels, in torch, rounded at the same places as in transformers' modules.
 
 Kernels are compared with these functions by the tests, and on each GPU before they are used (`choice.py`).
 """

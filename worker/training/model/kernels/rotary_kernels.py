@@ -31,7 +31,7 @@ def _turn(
     HALF: tl.constexpr,
     REST: tl.constexpr,
 ):
-    """Turn all heads of one token; BACK turns by the negative angle, which is the gradient of the other."""
+    """Rotate all heads of one token; BACK rotates by the negative angle, which gives the gradient."""
     row = (tl.program_id(0) // tokens).to(tl.int64)
     token = (tl.program_id(0) % tokens).to(tl.int64)
     dtype = turned_at.dtype.element_ty

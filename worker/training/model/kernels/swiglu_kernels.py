@@ -22,7 +22,7 @@ def _gated(gate_at, up_at, inner_at, count, BLOCK: tl.constexpr):
 
 @triton.jit
 def _gated_gradients(d_inner_at, gate_at, up_at, inner_at, d_gate_at, count, BLOCK: tl.constexpr):
-    """Store the product again, the gradient of gate, and, in place of the product's gradient, that of up."""
+    """Store the product again, the gradient of gate and, in place of the product's gradient, the gradient of up."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     dtype = inner_at.dtype.element_ty
