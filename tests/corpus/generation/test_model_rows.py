@@ -506,7 +506,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "later": ({"columns": [NUMBER, ANSWER, QUESTION]}, "columns.1.prompt uses item.q"),
     "no prompt": (
         {"columns": [NUMBER, ANSWER], "row": {"messages": []}},
-        "columns.1.prompt|Without `prompt`",
+        "columns.1.prompt|A column without `prompt`",
     ),
     "check": ({"columns": [NUMBER, QUESTION, ANSWER | {"check": [{"check": "regexp"}]}]}, "columns.2.check.0"),
     "terms": ({"terms": "yes"}, "terms"),
