@@ -26,8 +26,8 @@ EXIT_PAUSED = 10
 EXIT_CANCELLED = 11
 """The child process stopped, as requested; nothing more was written."""
 EXIT_PEER_LOST = 12
-"""One of several processes ended because another one, or that one's machine, was lost; ``error.json`` says so unless a
-process recorded a better reason.
+"""One of several processes ended because another process or machine was lost; ``error.json`` says so unless a process
+recorded a better reason.
 """
 STORAGE_EXITS = {Code.STORAGE_FULL: 13, Code.STORAGE_UNAVAILABLE: 14}
 """Exit codes for a disk on which even ``error.json`` could not be written."""

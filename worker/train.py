@@ -290,8 +290,8 @@ def stop_or_secure(stop: StopSignals, context: TrainingContext, progress: Progre
     """Stop here if any process received a stop request, so that all stop after the same step: for a cancel at once, for
     a pause after a checkpoint.
 
-    Otherwise write a checkpoint when the last one is ``exec.checkpoint_minutes`` old. There is no validation then,
-    because it would make early stopping depend on the clock.
+    Otherwise write a checkpoint when the last one is ``exec.checkpoint_minutes`` old. The checkpoint is not validated,
+    because validation would make early stopping depend on the clock.
     """
     overdue = time.monotonic() - progress.checkpointed_at >= 60 * context.plan.contract.exec.checkpoint_minutes
     cancel, pause, due = context.distributed.largest([stop.cancel_requested, stop.pause_requested, overdue])

@@ -1,8 +1,8 @@
 """Duplicate rows of a mix: decides which of several equal or similar rows stays, with the engine of
 ``shared/datasets/duplicates.py``.
 
-Rows are added in the order of their sources. Of equal rows the one with the highest rating stays, and the first of
-those if several share it; of near duplicates the first stays. Only fingerprints are kept in memory, never texts.
+Rows are added in the order of their sources. Among equal rows, the one with the highest rating stays, and the first of
+those if several share it; among near duplicates, the first stays. Only fingerprints are kept in memory, never texts.
 """
 
 from __future__ import annotations

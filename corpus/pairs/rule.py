@@ -62,7 +62,7 @@ class Neighbours(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RuleContext:
-    """What a rule may use in addition to its unit."""
+    """Context that a rule may use in addition to its unit."""
 
     checkers: CodeCheckers
     neighbours: Neighbours

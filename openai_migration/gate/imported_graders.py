@@ -30,7 +30,7 @@ SHOWN_DIFFERENCES = 5
 OF_THE_ANSWER = frozenset({Code.GRADER_SAMPLE_INVALID, Code.GRADER_FAILED})
 """Error codes that give an answer the score 0, as at OpenAI: it is not JSON where JSON is read, or code raises."""
 OF_THE_JUDGE = frozenset({Code.GRADER_MODEL_REFUSED, Code.GRADER_MODEL_ANSWER_INVALID})
-"""Error codes for which the judge model is responsible: there is no score."""
+"""Error codes for which the judge model is responsible; the answer then gets no score."""
 NOT_SENT = ("id",)
 """Fields that OpenAI adds to a criterion."""
 

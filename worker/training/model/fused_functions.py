@@ -180,7 +180,7 @@ class SharedInput(torch.autograd.Function):
 class SwiGlu(torch.autograd.Function):
     """``down(silu(gate(x)) ⊙ up(x))`` (arXiv 2002.05202 §2), each of the three a projection with or without LoRA.
 
-    Of its wide intermediates (tokens, inner), only the outputs of gate and up are kept, two of the four that autograd
+    Only the outputs of gate and up are kept from its wide intermediates (tokens, inner), two of the four that autograd
     would keep; their product is recomputed in the backward pass, and if memory is scarce, so are the two outputs.
     """
 
