@@ -355,7 +355,7 @@ class _Pull:
 
     def _empty(self) -> InvalidRequest:
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.report.dropped.items())
-        young = f" {self.report.notes[-1]}" if self.report.notes and "younger" in self.report.notes[-1] else ""
+        young = f" {self.report.notes[-1]}" if self.report.notes and "newer" in self.report.notes[-1] else ""
         return InvalidRequest(
             Code.CORPUS_SOURCE_EMPTY,
             f"The query gave no training rows{f': {reasons}' if reasons else ''}.{young}",

@@ -373,7 +373,7 @@ def test_query_without_rows_is_an_error_at_first_only(table: SourceTable) -> Non
     with refused(Code.CORPUS_SOURCE_EMPTY):
         table.pull()
     table.add([1], age=5)
-    with refused(Code.CORPUS_SOURCE_EMPTY, "younger", "--lag 0s"):
+    with refused(Code.CORPUS_SOURCE_EMPTY, "newer", "--lag 0s"):
         table.pull()
     table.add([2])
     assert table.pull().rows == 1
