@@ -135,7 +135,7 @@ def _message(kind: str, payload: dict[str, Any]) -> str | None:
             message = f"Epoch {payload['epoch'] + 1}{phase} complete after {counted(payload['global_step'], 'step')}"
             message += f": {shown}." if shown else "."
         case "reference_scores" if payload["computed"]:
-            message = f"The reference scored {counted(payload['rows'], 'row')} in {payload['seconds']:.0f} s."
+            message = f"The reference model scored {counted(payload['rows'], 'row')} in {payload['seconds']:.0f} s."
         case "replay" if payload["at_risk"]:
             message = (
                 f"Replay: the loss of {payload['at_risk']} of {counted(payload['watched'], 'watched row')} has risen;"
