@@ -176,6 +176,7 @@ export function Jobs() {
   const body = useRef(/** @type {HTMLTableSectionElement | null} */ (null));
   const [first, setFirst] = useState(0);
   const height = phone.matches ? CARD : ROW;
+  const rowOf = useRows();
 
   useEffect(() => {
     const look = () => {
@@ -222,7 +223,7 @@ export function Jobs() {
         <thead><tr aria-rowindex="1">${["Job", "State", "Progress", "Loss", "Base", "Alias", "By", "Started", "Took"].map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr></thead>
         <tbody ref=${body}>
           ${first > 0 && html`<tr key="above" aria-hidden="true" class="space" style=${{ height: `${first * height}px` }}></tr>`}
-          ${drawn.map((job, index) => h(Row, { key: job.id, job, index: first + index + 2, chosen }))}
+          ${drawn.map((job, index) => rowOf(job, first + index + 2, chosen))}
           ${rows.length > first + DRAWN && html`<tr key="below" aria-hidden="true" class="space" style=${{ height: `${(rows.length - first - DRAWN) * height}px` }}></tr>`}
         </tbody></table>
         ${chosen.length > 0 && h(Chosen, { chosen })}
@@ -234,6 +235,22 @@ function Chosen({ chosen }) {
   return html`<div class="chosen" role="group" aria-label="Chosen jobs"><b>${chosen.length} chosen</b>
     ${chosen.length > 1 ? html`<a class="button primary" href=${to(["compare"], { jobs: chosen.join(",") })}>Compare</a>` : html`<span class="faint">choose another one to compare</span>`}
     <button type="button" onClick=${() => change({ chosen: "" }, { replace: true })}>Clear</button></div>`;
+}
+
+/**
+ * Rows that are drawn once for as long as their jobs stay as they are: Preact skips a row that it was given before. A running job is
+ * drawn each time, because its duration grows.
+ */
+function useRows() {
+  const drawn = useRef({ chosen: "", rows: new WeakMap() });
+  return (/** @type {any} */ job, /** @type {number} */ index, /** @type {string[]} */ chosen) => {
+    if (drawn.current.chosen !== chosen.join()) drawn.current = { chosen: chosen.join(), rows: new WeakMap() };
+    const old = drawn.current.rows.get(job);
+    if (old?.index === index && job.state !== "running") return old.row;
+    const row = h(Row, { key: job.id, job, index, chosen });
+    drawn.current.rows.set(job, { index, row });
+    return row;
+  };
 }
 
 /** @param {{job: any, index: number, chosen: string[]}} props */
