@@ -41,7 +41,8 @@ class BodyBuffers:
             if self._held[tenant] + size > self._max_bytes:
                 raise TooMany(
                     Code.CONCURRENCY_LIMITED,
-                    f"The bodies of the tenant {tenant!r}'s requests in flight have more than {self._max_bytes} bytes together.",
+                    f"The bodies of the tenant {tenant!r}'s requests in flight exceed {self._max_bytes} bytes in "
+                    "total.",
                     remedy="Try again when one of them has finished, or send fewer requests in parallel.",
                     details={"retry_after_seconds": RETRY_SECONDS},
                 )

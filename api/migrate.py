@@ -38,7 +38,10 @@ def migrate(database_url: str, revision: str = "head") -> None:
         raise Conflict(
             Code.DATABASE_INVALID,
             f"This release does not know the database's schema: {error}.",
-            remedy="Start the release that made it, restore a backup from before the upgrade, or begin with a new database.",
+            remedy=(
+                "Start the release that created it, restore a backup from before the upgrade, or begin with a new "
+                "database."
+            ),
         ) from error
 
 

@@ -42,29 +42,39 @@ class ApiSettings(AdapterRetentionSettings):
         None, description="Policy file that governs every alias without a policy of its own or of its tenant."
     )
     api_port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
-    console: bool = Field(True, description="Serve the web console at `/`, and let people sign in to it.")
+    console: bool = Field(True, description="Serve the web console at `/`, and allow sign-ins to it.")
     public_url: str = Field(
         "",
         pattern=r"^(https?://[^\s/@?#]+/?)?$",
-        description="Address by which browsers reach the API, https:// behind a proxy with TLS; empty: people can sign in on the API's own machine only.",
+        description=(
+            "Address by which browsers reach the API, https:// behind a proxy with TLS; empty: people can sign in "
+            "only on the API's own machine."
+        ),
     )
     oidc_issuer: str = Field(
         "",
         pattern=r"^(https://[^\s@?#]+|http://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?(/[^\s@?#]*)?)?$",
-        description="Issuer of the identity provider that people sign in through (OpenID Connect), as its discovery spells it: https://, or http:// on this machine; empty: no single sign-on.",
+        description=(
+            "Issuer of the identity provider that people sign in through (OpenID Connect), spelt as in its discovery "
+            "document: https://, or http:// on this machine; empty: no single sign-on."
+        ),
     )
     oidc_client_id: str = Field("", description="Name of this installation at the identity provider.")
     oidc_client_secret: SecretStr = Field(
-        SecretStr(""), description="Its secret there; empty: a public client, which PKCE alone protects."
+        SecretStr(""),
+        description="Its client secret at the identity provider; empty: a public client, protected only by PKCE.",
     )
     oidc_ca_bundle: str = Field(
         "",
-        description="Certificate authorities that the provider's certificate is checked against, in place of the public ones: a file in PEM form, or its text.",
+        description=(
+            "Certificate authorities that the provider's certificate is checked against, in place of the public "
+            "ones: a file in PEM form, or its text."
+        ),
     )
     oidc_scopes: str = Field(
         "openid profile email",
         pattern=r"^openid( [!#-\[\]-~]+)*$",
-        description="Requested scopes, with spaces in between, `openid` first; some providers need `groups` too.",
+        description="Requested scopes, separated by spaces, `openid` first; some providers also need `groups`.",
     )
     oidc_groups_claim: str = Field("groups", min_length=1, description="Claim of the ID token that lists groups.")
     oidc_rules: list[SignInRule] = Field(
@@ -73,29 +83,38 @@ class ApiSettings(AdapterRetentionSettings):
     )
     fetch_bases: bool = Field(
         False,
-        description="Make the API fetch the catalogue's bases from the hub or the storage; needed if it shares no folder with the other tiers.",
+        description=(
+            "Make the API fetch the catalogue's bases from the hub or the storage; needed if it shares no folder "
+            "with the other tiers."
+        ),
     )
-    max_file_bytes: int = Field(1 << 30, gt=0, description="Largest file that is uploaded in one request.")
-    max_upload_bytes: int = Field(8 << 30, gt=0, description="Largest file that is uploaded in parts.")
+    max_file_bytes: int = Field(1 << 30, gt=0, description="Largest file that can be uploaded in one request.")
+    max_upload_bytes: int = Field(8 << 30, gt=0, description="Largest file that can be uploaded in parts.")
     max_part_bytes: int = Field(64 << 20, gt=0, description="Largest part of such a file.")
     upload_seconds: int = Field(3600, gt=0, description="How long parts of a file are accepted.")
     max_body_bytes: int = Field(16 << 20, gt=0, description="Largest request to a model.")
     max_grammar_bytes: int = Field(
-        16 << 10, gt=0, description="Schemas, regular expressions, grammars and choices of one request to a model."
+        16 << 10,
+        gt=0,
+        description="Total size of the schemas, regular expressions, grammars and choices of one request to a model.",
     )
     max_grammar_depth: int = Field(32, gt=0, le=64, description="Nesting depth of objects and lists in such a schema.")
     max_request_bytes: int = Field(
-        1 << 20, gt=0, description="Largest body of any other request; of uploads only the file counts."
+        1 << 20, gt=0, description="Largest body of any other request; for uploads, only the file counts."
     )
     max_head_bytes: int = Field(64 << 10, gt=0, description="Largest request line and headers of a request, together.")
     head_seconds: float = Field(10.0, gt=0, description="Time within which a request's headers must arrive.")
     body_seconds: float = Field(
-        30.0, gt=0, description="Longest silence of a client in the middle of a body; and its lead over 16 KiB/s."
+        30.0,
+        gt=0,
+        description="Longest silence of a client in the middle of a body; a body may also lag behind 16 KiB/s by at most this time.",
     )
     max_connections: int = Field(
         2000,
         gt=0,
-        description="Largest number of open client connections; idle ones without an open request are closed to admit new ones.",
+        description=(
+            "Largest number of open client connections; idle ones without an open request are closed to admit new ones."
+        ),
     )
     trusted_proxies: str = Field(
         "", description="Addresses of proxies whose X-Forwarded-For names the client, comma-separated; `*`: of all."
@@ -124,40 +143,42 @@ class ApiSettings(AdapterRetentionSettings):
     max_eval_items: int = Field(100_000, gt=0, description="Output items of one run of an eval.")
     tenant_max_files: int | None = Field(None, gt=0, description="Files that a tenant may keep; null: no limit.")
     tenant_max_bytes: int | None = Field(
-        None, gt=0, description="Bytes of the files that a tenant keeps, together; null: no limit."
+        None, gt=0, description="Total size of the files that a tenant may keep; null: no limit."
     )
     tenant_body_bytes: int = Field(
         256 << 20,
         gt=0,
-        description="Bytes of a tenant's request bodies at once, in one API process; uploads do not count.",
+        description="Total size of a tenant's concurrent request bodies, in one API process; uploads do not count.",
     )
     failed_authentications_per_minute: int = Field(
         60, gt=0, description="Unknown keys per minute that one client address may try before it gets 429."
     )
-    health_seconds: float = Field(2.0, gt=0, description="How often the health of the replicas, and DNS, is checked.")
+    health_seconds: float = Field(2.0, gt=0, description="How often the health of the replicas and DNS are checked.")
     warm_seconds: float = Field(30.0, ge=0, description="How long a new replica may load the busiest adapters.")
     first_byte_seconds: float = Field(
-        30.0, gt=0, description="A stream that has not begun by then is sent to another replica."
+        30.0, gt=0, description="Time after which a stream that has not begun is sent to another replica."
     )
     upstream_timeout_seconds: float = Field(600.0, gt=0, description="Longest silence of a serving replica.")
     event_poll_seconds: float = Field(
-        0.25, gt=0, description="How often event streams look for new events; and how old a 304 of a polled job may be."
+        0.25,
+        gt=0,
+        description="How often event streams look for new events, and how old a 304 for a polled job may be.",
     )
-    max_event_streams: int = Field(20, gt=0, description="Event streams of one key at once, in one API process.")
+    max_event_streams: int = Field(20, gt=0, description="Concurrent event streams of one key, in one API process.")
     tenant_event_streams: int = Field(
-        100, gt=0, description="Event streams of all keys of a tenant at once, in one API process."
+        100, gt=0, description="Concurrent event streams of all keys of a tenant, in one API process."
     )
     metrics_tenants: NameList = Field(
-        default_factory=list, description="Tenants that always have metrics of their own, comma-separated."
+        default_factory=list, description="Tenants that always have separate metrics, comma-separated."
     )
     metrics_max_tenants: int = Field(
-        20, ge=0, le=1000, description="Other tenants that have metrics of their own; further ones count as `other`."
+        20, ge=0, le=1000, description="Number of other tenants with separate metrics; further ones count as `other`."
     )
     metrics_models: NameList = Field(
-        default_factory=list, description="Models that always have metrics of their own, comma-separated."
+        default_factory=list, description="Models that always have separate metrics, comma-separated."
     )
     metrics_max_models: int = Field(
-        50, ge=0, le=1000, description="Other models that have metrics of their own; further ones count as `other`."
+        50, ge=0, le=1000, description="Number of other models with separate metrics; further ones count as `other`."
     )
     price_currency: str = Field("", pattern=r"^([A-Z]{3})?$", description="Currency of the prices, e.g. `EUR`.")
     price_gpu_hour: Price | None = Field(
@@ -165,10 +186,10 @@ class ApiSettings(AdapterRetentionSettings):
     )
     price_million_prompt_tokens: Price | None = Field(
         None,
-        description="Price of a million prompt tokens, cached ones included; null: tokens are shown without a price.",
+        description="Price per million prompt tokens, including cached ones; null: tokens are shown without a price.",
     )
     price_million_completion_tokens: Price | None = Field(
-        None, description="Price of a million tokens of answers; set both prices of tokens, or neither."
+        None, description="Price per million answer tokens; set both token prices or neither."
     )
 
     @model_validator(mode="after")

@@ -146,7 +146,7 @@ class ShadowJudge:
         finally:
             response.close()
         if response.is_error:
-            raise JobFailed(Code.SERVING_FAILED, f"The judging model returned the status {response.status}.")
+            raise JobFailed(Code.SERVING_FAILED, f"The judge model returned the status {response.status}.")
         return _completion(bytes(raw))
 
     async def _criteria_of(self, tenant: str, eval_id: str) -> list[Criterion]:

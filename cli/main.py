@@ -47,7 +47,7 @@ PLACES = (
     CommandPlace(
         "usage",
         "tenants.usage:usage",
-        "Show requests and tokens by day, key and model: the tenant's with an admin's key, else the key's own.",
+        "Show requests and tokens by day, key and model: with an admin's key the tenant's, otherwise the key's own.",
     ),
     CommandPlace(
         "replicas",
@@ -62,7 +62,7 @@ PLACES = (
     CommandPlace(
         "open",
         "open:open_console",
-        "Print a link that opens the web console signed in: it works once, within a minute. Where there is a screen, open it.",
+        "Print a link that opens the web console signed in; it works once, within a minute. If there is a screen, open it.",
     ),
     CommandPlace(
         "retention",
@@ -100,17 +100,17 @@ PLACES = (
     CommandPlace(
         "webhooks",
         "tenants.webhooks:app",
-        "Webhooks: get notified of checkpoints and of the end of a job or an eval run, instead of polling. They take an admin's key.",
+        "Webhooks: get notified of checkpoints and of the end of a job or an eval run, instead of polling. They need an admin's key.",
     ),
     CommandPlace(
         "permissions",
         "tenants.permissions:app",
-        "Permissions lend an adapter to other tenants: create, list, delete. They take an admin's key (docs/tenants.md).",
+        "Permissions lend an adapter to other tenants: create, list, delete. They need an admin's key (docs/tenants.md).",
     ),
     CommandPlace(
         "audit",
         "tenants.audit:app",
-        "The audit log: who made, changed and deleted keys, limits, jobs, files, models, aliases, policies and webhooks.",
+        "The audit log: who created, changed and deleted keys, limits, jobs, files, models, aliases, policies and webhooks.",
     ),
     CommandPlace(
         "data",

@@ -25,8 +25,7 @@ ContinueFrom = Annotated[
     typer.Option(
         "--continue",
         metavar="ADAPTER",
-        help="Adapter to start from: its id or the beginning of it, an alias, or a name of another provider. It gives the base, and the "
-        "rank at least.",
+        help="Adapter to start from: its id or the beginning of it, an alias, or a name of another provider. It determines the base and the minimum rank.",
     ),
 ]
 

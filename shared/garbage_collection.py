@@ -1,7 +1,7 @@
-"""Imports without garbage collections: imported objects stay, and scanning them again and again takes time.
+"""Imports without garbage collections: imported objects stay alive, and scanning them repeatedly takes time.
 
 The entry points of the API, of a worker, of a replica and of the trainer import their libraries inside
-:func:`without_collections`, which is why this module imports nothing else of the project.
+:func:`without_collections`, so this module imports nothing else from the project.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class GateStatus(StrEnum):
 
 
 def overall_outcome(passed: bool, gates: Iterable[Mapping[str, Any]]) -> GateStatus:
-    """Return the outcome of a receipt: passed; failed, when a blocking gate did; else the evidence is missing.
+    """Return the outcome of a receipt: passed; failed if a blocking gate failed; otherwise evidence is missing.
 
     Args:
         passed: whether the receipt lets its adapter move.

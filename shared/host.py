@@ -44,8 +44,9 @@ def exit_with_parent(parent: int | None = None, signal_number: signal.Signals = 
     that child would run indefinitely and keep the GPU's memory, so that the next start finds none.
 
     Args:
-        parent: pid of the process that started this one. If it has died before this call, this process ends at once.
-            None takes the one that started it through `multiprocessing`, and does nothing without one.
+        parent: pid of the process that started this one. If it has died before this call, this process ends
+            immediately. None: the process that started this one through `multiprocessing`; without one, nothing is
+            done.
         signal_number: the signal.
     """
     if parent is None:
@@ -96,8 +97,8 @@ def path_errors() -> Iterator[None]:
 
 
 def path_fault(error: OSError) -> InvalidRequest | None:
-    """Return the coded error of a path that a person named and that cannot be used, with the setting that says it; None if the error
-    has another cause.
+    """Return the coded error for a user-supplied path that cannot be used, with the setting that names it; None if the
+    error has another cause.
     """
     # A rename or a copy has two paths, and the first may be a temporary one.
     path = error.filename2 or error.filename
@@ -113,8 +114,8 @@ def path_fault(error: OSError) -> InvalidRequest | None:
 
 
 def setting_of(path: Path) -> str | None:
-    """Return the environment variable that is to blame for a path: it names the path, or one of the two lies in the other, which is not
-    a folder.
+    """Return the environment variable that is to blame for a path: it names the path, or one of the two paths is inside
+    the other, which is not a folder.
     """
     path = path.absolute()
     candidates = []
@@ -166,11 +167,11 @@ def measure_folder(folder: Path) -> tuple[int, datetime]:
 
 
 def allowed_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes that this process and its children may use: the machine's, or a control group's limit.
+    """Return the bytes that this process and its children may use: the machine's memory, or a control group's limit.
 
     Args:
-        proc: where procfs is mounted.
-        groups: where control groups are mounted, the unified tree or the older one with a folder a controller.
+        proc: mount point of procfs.
+        groups: mount point of control groups: the unified tree, or the older one with a folder per controller.
     """
     return min([_meminfo(proc, "MemTotal"), *(limit for limit, _ in _group_limits(proc, groups))])
 

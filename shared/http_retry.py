@@ -1,7 +1,7 @@
 """Outgoing HTTP requests: the client for servers that get a key, and the rule by which requests are sent again.
 
 Not for requests to replicas on a chat's path (`api/inference/replicas/client.py`) and webhooks (`worker/webhooks/`),
-which have clients and retries of their own, and the hub's, whose client retries by itself.
+which have their own clients and retries, nor for the hub, whose client retries on its own.
 """
 
 from __future__ import annotations
@@ -100,14 +100,14 @@ def _sleep(seconds: float, _outcome: Outcome) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often a request is sent, and how long to wait in between: as the server says, else 1, 2, 4 … seconds.
+    """The number of attempts at a request, and the waits in between: as the server says, otherwise 1, 2, 4 … seconds.
 
     Attributes:
-        attempts: failures after which the last outcome is returned.
-        longest_wait: in seconds.
-        limit_seconds: for so long a 429 does not count as a failure: a limit of the caller is waited for.
+        attempts: number of failures after which the last outcome is returned.
+        longest_wait: longest wait in seconds.
+        limit_seconds: time during which a 429 does not count as a failure, because the caller's limit will be lifted.
         is_temporary: whether an outcome is worth another attempt.
-        pause: waits, for seconds, after an outcome; what it raises ends the retries.
+        pause: waits for some seconds after an outcome; an exception that it raises ends the retries.
     """
 
     attempts: int

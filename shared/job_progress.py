@@ -1,7 +1,8 @@
-"""Progress of a job: one of a closed set of values, by kind of work. A job that has not begun such work has none.
+"""Progress of a job: one of a closed set of values, by kind of work. A job that has not begun such work has no
+progress.
 
-A row of the database holds these fields together with the job's reservations in the storage, which are not progress:
-:func:`shown_progress` leaves those out for readers of the job.
+In the database, these fields are stored together with the job's reservations in the storage, which are not progress:
+:func:`shown_progress` leaves them out for readers of the job.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ class ProgressPart(BaseModel):
 
     @property
     def done(self) -> int:
-        """Steps, shards or items that are done."""
+        """Number of steps, shards or items that are done."""
         return 0
 
     @property
     def total(self) -> int | None:
-        """Steps, shards or items in all; None if unknown."""
+        """Total number of steps, shards or items; None if unknown."""
         return None
 
 

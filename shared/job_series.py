@@ -67,14 +67,14 @@ def unpack(values: bytes) -> array[float]:
 
 
 def bucket_size(first: int, last: int, points: int) -> int:
-    """Return how many steps a bucket of a curve has: 1 if all steps fit, else the smallest power of two that leaves two
-    points for each bucket.
+    """Return the number of steps per bucket of a curve: 1 if all steps fit, otherwise the smallest power of two with
+    which two points per bucket fit.
 
     Buckets are counted from step 1, so a run that grows, or a range that moves, keeps its points until the size doubles.
 
     Args:
         first: first step of the range. last: its last one.
-        points: wanted at most.
+        points: largest number of points.
     """
     if last - first < points:
         return 1

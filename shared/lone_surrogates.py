@@ -1,6 +1,6 @@
 r"""Half of a surrogate pair in JSON: an escape like ``\ud800`` without its other half.
 
-Python's decoder makes a string of it that no database, file or response can be written with.
+Python's decoder turns it into a string that cannot be written to a database, a file or a response.
 """
 
 from __future__ import annotations

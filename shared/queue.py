@@ -1,7 +1,7 @@
 """The job queue: Celery messages that carry a job id and nothing else.
 
-The database row is the truth. The control worker enqueues a lost message again, and a doubled one finds the job claimed. So
-messages are acknowledged on receipt, and no broker setting can run a job twice.
+The database row is the truth. The control worker enqueues a lost message again, and a duplicate finds the job already
+claimed. So messages are acknowledged on receipt, and no broker setting can run a job twice.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class CheckedMessage(virtual.Message):
 
 
 class Channel(redis.Channel):
-    """A channel that drops malformed entries. With kombu's own, such an entry would end every worker that gets it."""
+    """A channel that drops malformed entries. With kombu's own channel, such an entry would crash every worker that
+    receives it.
+    """
 
     Message = CheckedMessage
 
@@ -94,14 +96,14 @@ def make_celery(broker_url: str) -> Celery:
 
 
 def monotonic_now() -> datetime:
-    """Return the start of the epoch plus the machine's uptime: a time that no change of the clock moves."""
+    """Return the start of the epoch plus the machine's uptime: a time that clock changes do not affect."""
     return datetime.fromtimestamp(time.monotonic(), UTC)
 
 
 def every(seconds: float) -> dict[str, Any]:
     """Return the fields of a task of beat's schedule that is due at the start and then at this interval, in seconds.
 
-    Beat's own schedules compare clock times: after the clock went back an hour, nothing would be due for an hour.
+    Beat's own schedules compare clock times: if the clock were set back an hour, no task would be due for an hour.
     """
     last_run_at = monotonic_now() - timedelta(seconds=seconds)
     return {

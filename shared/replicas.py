@@ -85,7 +85,7 @@ class ReplicaCapabilities(BaseModel):
         max_model_len: longest context in tokens that its settings require; None: the model's own, or what fits.
         context: tokens of the longest sequence that the engine takes; None: unknown, or an earlier release.
         adapts_head: whether it serves adapters that change an untied ``lm_head``.
-        instance: changes with each start, so that earlier measurements do not count; None: an earlier release.
+        instance: value that changes with each start and invalidates earlier measurements; None: an earlier release.
     """
 
     model_config = ConfigDict(frozen=True)

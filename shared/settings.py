@@ -91,7 +91,9 @@ class Settings(BaseSettings):
         60.0,
         ge=0,
         le=86400,
-        description="Time for requests in flight to end by themselves: a deleted adapter's, or those of a server that stops.",
+        description=(
+            "Time for requests in flight to end by themselves: a deleted adapter's, or those of a server that stops."
+        ),
     )
 
     metrics_host: str = Field("127.0.0.1", description="Address of the metrics; any but loopback needs a metrics key.")
@@ -105,7 +107,9 @@ class Settings(BaseSettings):
 
     webhook_allowed: Annotated[list[str], NoDecode] = Field(
         default_factory=list,
-        description="Hosts and networks that webhooks may be sent to although not public, comma-separated; also over http://.",
+        description=(
+            "Hosts and networks that webhooks may be sent to although not public, comma-separated; also over http://."
+        ),
     )
     log_format: LogFormat = Field(
         "text", description="text: plain lines; json: one object per line, with the ids of request, job and tenant."
@@ -125,7 +129,9 @@ class Settings(BaseSettings):
     )
     remote_models: dict[str, RemoteModel] = Field(
         default_factory=dict,
-        description="Models of other servers that graders and `mens generate-data` may name, as JSON: url, key, model by name.",
+        description=(
+            "Models of other servers that graders and `mens generate-data` may name, as JSON: url, key, model by name."
+        ),
     )
     grader_embeddings: RemoteModel | None = Field(
         None, description="The model of another server that `cosine` takes embeddings from, as JSON: url, key, model."
@@ -137,7 +143,10 @@ class Settings(BaseSettings):
     )
     corpus_key: SecretStr = Field(
         SecretStr(""),
-        description="Key of the placeholders that replace personal data in corpora; empty: one that is made once and kept in the home folder.",
+        description=(
+            "Key of the placeholders that replace personal data in corpora; empty: one that is made once and kept in "
+            "the home folder."
+        ),
     )
 
     @property
@@ -210,7 +219,7 @@ class AdapterRetentionSettings(Settings):
 
 
 class RetentionSettings(AdapterRetentionSettings):
-    """Limits of what is kept. Those that are null delete nothing."""
+    """Retention limits. A limit that is null deletes nothing."""
 
     retain_run_days: float | None = Field(
         None,

@@ -1,7 +1,7 @@
 """Machines of the workers: each worker reports its own to Valkey, and the API plans jobs for the reported ones.
 
-Nothing here is true for long, so it is not in the database: a worker that has reported nothing for a while is gone.
-Without Valkey nothing is known, and only the worker can refuse a job for lack of memory.
+The reports are short-lived, so they are not in the database: a worker that has not reported for a while counts as gone.
+Without Valkey no machine is known, and only the worker can refuse a job for lack of memory.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class WorkerMachine(BaseModel):
     """The machine that a worker trains on; None is unknown.
 
     Attributes:
-        device: what a job whose device is ``auto`` trains on.
-        device_name: name of the GPUs. devices: how many of them share a job.
-        memory_bytes: bytes of the smallest of its GPUs. free_bytes: what other programs have left of it.
-        host_bytes: main memory that it may use. cores: of its CPU that it may keep busy.
-        sandbox: what code of graders runs in there, or why in nothing: a sentence.
+        device: device on which a job with device ``auto`` trains.
+        device_name: name of the GPUs. devices: number of GPUs that share a job.
+        memory_bytes: memory of the smallest of its GPUs. free_bytes: the part of it that other programs have left.
+        host_bytes: main memory that it may use. cores: number of CPU cores that it may use.
+        sandbox: a sentence on the sandbox for graders' code, or on why it has no sandbox.
         fault: reason for which the worker takes no job now, e.g. a full disk, with the worker's name: a sentence.
         fault_code: error code of the fault.
         release: version of the worker. disk_bytes: of the disk of its run folders; disk_free_bytes: what is free there.
@@ -56,7 +56,9 @@ class WorkerMachine(BaseModel):
     disk_free_bytes: int | None = None
 
     def for_tenants(self) -> WorkerMachine:
-        """Return what jobs are planned for, without what only operators may know: worker names, releases and disks."""
+        """Return the facts for which jobs are planned, without those that only operators may know: worker names,
+        releases and disks.
+        """
         return self.model_copy(update=dict.fromkeys(("fault", "release", "disk_bytes", "disk_free_bytes")))
 
 
@@ -121,7 +123,7 @@ class WorkerRegistry:
 
 
 def common_machine(machines: Sequence[WorkerMachine]) -> WorkerMachine | None:
-    """Return the resources that all of these workers have: the least of each; None without a worker."""
+    """Return the resources that all of these workers have: the minimum of each; None without workers."""
     gpus = [machine for machine in machines if machine.device == "cuda"]
     if not machines:
         return None

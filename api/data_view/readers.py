@@ -90,7 +90,7 @@ class _Child:
         if line is None or not line.endswith(b"\n"):
             self.process.end()
             raise _failed(
-                f"it took more than {seconds:g} s" if line is None else "it used more time or memory than it may"
+                f"it took more than {seconds:g} s" if line is None else "it exceeded its limit of time or memory"
             )
         answer: dict[str, Any] = json.loads(line)
         if error := answer.get("error"):
@@ -188,5 +188,8 @@ def _failed(reason: str) -> InvalidRequest:
     return InvalidRequest(
         Code.DATA_VIEW_FAILED,
         f"The process that reads the file's rows was ended: {reason}.",
-        remedy="Ask for fewer rows, or begin after another line: a row makes the base's chat template too slow.",
+        remedy=(
+            "Request fewer rows, or begin after a different line: one of the rows makes the base's chat template too "
+            "slow."
+        ),
     )

@@ -100,7 +100,7 @@ class FileReports:
         if len(making) >= WAITING or making.count(tenant) >= WAITING_OF_A_TENANT:
             raise TooMany(
                 Code.CONCURRENCY_LIMITED,
-                "Other reports on files are being made.",
+                "Other reports on files are being created.",
                 remedy="Try again when one of them has finished.",
                 details={"retry_after_seconds": 5},
             )

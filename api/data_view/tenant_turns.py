@@ -40,7 +40,7 @@ class TenantTurns:
                 return await to_thread.run_sync(work, limiter=CapacityLimiter(1))
         raise TooMany(
             Code.CONCURRENCY_LIMITED,
-            f"Other {self._readings} have been read for {WAIT_SECONDS:g} s, and this request was not in turn.",
+            f"Other {self._readings} have been read for {WAIT_SECONDS:g} s, so this request did not get its turn.",
             remedy="Try again in a moment.",
             details={"retry_after_seconds": 1},
         )

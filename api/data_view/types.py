@@ -19,7 +19,7 @@ class DataPiece(BaseModel):
     """Neighbouring tokens of one kind, with their text."""
 
     kind: PieceKind = Field(
-        description="`supervised`: learnt; `end`: a learnt token that ends the answer; `special`: another token of the template; `context`: "
+        description="`supervised`: trained on; `end`: a supervised token that ends the answer; `special`: another token of the template; `context`: "
         "any other text; `cut`: cut off, because the row is too long; `omitted`: left out of this answer, because the row has too many tokens."
     )
     text: str
@@ -54,7 +54,8 @@ class DataRow(BaseModel):
     trainable: bool = Field(description="True if it can be trained on; without `base_model`, if it is a row.")
     notes: list[RowNote] = []
     trained: TrainedText | None = Field(
-        None, description="With `base_model`; the preferred answer of a pair. Null for what cannot be written."
+        None,
+        description="With `base_model`: the row's chat (for a pair, with the preferred answer). Null if it cannot be rendered.",
     )
     rejected: TrainedText | None = Field(None, description="The other answer of a pair.")
 
@@ -79,10 +80,10 @@ class DataRows(RowsRead):
     object: Literal["list"] = "list"
     file_id: str
     base_model: str | None
-    seq_len: int | None = Field(description="Length at which rows are cut, in tokens; null without `base_model`.")
+    seq_len: int | None = Field(description="Length at which rows are truncated, in tokens; null without `base_model`.")
     method: MethodType = Field(description="Training method for which the lines are read.")
     next_after: int = Field(
-        description="Last line that was looked at. A page may be short, or empty, although there is more: reading takes two seconds at most."
+        description="Last line that was read. A page may be short or empty although more follows, because reading takes two seconds at most."
     )
 
 
@@ -112,12 +113,14 @@ class DataFileReport(ReportMade):
     object: Literal["file.report"] = "file.report"
     file_id: str
     base_model: str | None
-    seq_len: int | None = Field(description="Length at which rows are cut, in tokens; null without `base_model`.")
+    seq_len: int | None = Field(description="Length at which rows are truncated, in tokens; null without `base_model`.")
     data: FileReport = Field(description="Lines, bad lines, lengths, duplicates: as `mens data check` finds them.")
     supervision: SupervisionReport | None = Field(
         description="Tokens that the base would be trained on; of a large file in a sample. Null without `base_model`."
     )
-    refusal: JobRefusal | None = Field(description="Why a job with the defaults would be refused; null: it would not.")
+    refusal: JobRefusal | None = Field(
+        description="Why a job with the defaults would be refused; null if it would not."
+    )
 
 
 class ReportPending(BaseModel):

@@ -377,7 +377,7 @@ class LookupCache:
                 if not self._is_down:
                     reason = error.message if isinstance(error, MensError) else f"{type(error).__name__} {error}"
                     logger.warning(
-                        "the database does not answer; cached keys and names stay valid for %g s: %s",
+                        "the database does not respond; cached keys and names stay valid for %g s: %s",
                         OUTAGE_SECONDS,
                         reason,
                     )
@@ -386,7 +386,7 @@ class LookupCache:
                 if count != self._count or began - self._cached_at >= MAX_AGE_SECONDS:
                     self._count, self._cached, self._cached_at = count, CacheGeneration(), began
                 if self._is_down:
-                    logger.warning("the database answers again")
+                    logger.warning("the database responds again")
                 self._answered_at, self._is_down = began, False
             # Also after a failure, which has emptied the cache: no lookup can find a value from before the write.
             self._writes_seen = writes

@@ -101,7 +101,8 @@ KNOWN_SENTENCES = (
     KnownSentence(
         INVALID_TAG,
         ("structured_outputs", "tools", "functions"),
-        "Look in the schemas for a pattern, a reference or a range that cannot be: a call is held to them.",
+        "Look in the schemas for a pattern, reference or range that cannot be satisfied: calls are constrained to "
+        "them.",
     ),
     KnownSentence(
         re.compile("The schema or grammar takes more than"),

@@ -73,7 +73,7 @@ class JobsCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics at a scrape."""
         counts = self._counts.fresh()
-        reachable = GaugeMetricFamily("mens_database_reachable", "1 where this process could read the database.")
+        reachable = GaugeMetricFamily("mens_database_reachable", "1 if this process could read the database.")
         reachable.add_metric([], 0 if counts is None else 1)
         yield reachable
         workers = GaugeMetricFamily("mens_workers", "Workers that take jobs and have reported within 90 s.")
@@ -144,7 +144,7 @@ class WebhooksCollector(Collector):
             counts.endpoints,
         )
         oldest = GaugeMetricFamily(
-            "mens_webhook_oldest_seconds", "How long the delivery that has been due for longest has been due."
+            "mens_webhook_oldest_seconds", "Seconds since the longest-waiting delivery became due."
         )
         oldest.add_metric([], counts.oldest_seconds)
         yield oldest
@@ -183,10 +183,10 @@ class ReplicasCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics at a scrape."""
         states = GaugeMetricFamily(
-            "mens_replica_state", "1 for the state that a replica is in.", labels=("replica", "state")
+            "mens_replica_state", "1 for the current state of a replica.", labels=("replica", "state")
         )
         in_flight = GaugeMetricFamily(
-            "mens_replica_requests_in_flight", "Requests that this process has with a replica.", labels=("replica",)
+            "mens_replica_requests_in_flight", "Requests of this process in flight at a replica.", labels=("replica",)
         )
         for replica in self._read():
             in_flight.add_metric([replica.url], replica.in_flight)

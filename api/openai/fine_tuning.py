@@ -112,7 +112,7 @@ def to_contract(
         if path.removeprefix("exec.") in own.keys() - body.mens.sections().get("exec", {}).keys():
             field = _sent_as(path, body)
             if path == "exec.learning_rate":  # the bounds are the rate's, not the multiplier's
-                reason = f"it makes the learning rate {own['learning_rate']:g}: {reason}"
+                reason = f"it gives the learning rate {own['learning_rate']:g}: {reason}"
         raise ContractRejected(
             Code.NAME_INVALID if errors[0]["type"] == BAD_NAME else Code.CONTRACT_INVALID,
             f"{field}: {reason}.",
@@ -143,7 +143,7 @@ def _add_method(sections: dict[str, Any], body: CreateFineTuningJob) -> None:
                 raise ContractRejected(
                     Code.CONTRACT_INVALID,
                     f"mens.{section}.{name} is {own!r}, and method has {value!r}.",
-                    remedy="Leave one of the two out.",
+                    remedy="Leave out one of the two.",
                     param=f"mens.{section}.{name}",
                 )
             sections[section] = sections.get(section, {}) | {name: value}

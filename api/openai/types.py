@@ -118,8 +118,10 @@ class CreateFineTuningJob(ClosedObject):
 
     model: str | None = Field(
         None,
-        description="The base, or a tuned model to continue from: its id, an alias, or a foreign name. Left out: the default base,"
-        " else the catalogue's only one, else the only served one.",
+        description=(
+            "The base, or a tuned model to continue from: its id, an alias, or a foreign name. If it is left out: "
+            "the default base, otherwise the catalogue's only base, otherwise the only served one."
+        ),
     )
     training_file: str
     validation_file: str | None = None

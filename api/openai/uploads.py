@@ -30,7 +30,7 @@ class CreateUpload(ClosedObject):
     bytes: Annotated[StrictInt, Field(ge=1, le=2**62)]
     filename: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
     mime_type: Annotated[str, StringConstraints(max_length=255)] = Field(
-        description="Accepted and not used: rows are checked when a job names the file."
+        description="Accepted but not used: rows are checked when a job names the file."
     )
     purpose: str
     expires_after: ExpiresAfter | None = None
@@ -75,7 +75,7 @@ def check_purpose(purpose: str) -> str:
         return purpose
     raise InvalidRequest(
         Code.REQUEST_INVALID,
-        f"The purpose is {purpose[:80]!r}; files are taken for: {', '.join(PURPOSES)}.",
+        f"The purpose is {purpose[:80]!r}; allowed purposes are: {', '.join(PURPOSES)}.",
         remedy='Send purpose="fine-tune", or "evals" for the items of an eval.',
         param="purpose",
     )

@@ -33,9 +33,9 @@ EXPLANATIONS = {
     Reason.PRIORITY: "The job before it has a higher priority.",
     Reason.FAIR_SHARE: "The job before it belongs to a tenant that has used less GPU time in the last 24 hours, or has waited longer for its turn.",
     Reason.SUBMIT_ORDER: "The job before it was submitted earlier.",
-    Reason.RETRY: "Its last attempt failed; it is tried again after a pause.",
+    Reason.RETRY: "Its last attempt failed; it is retried after a pause.",
     Reason.RUNNING_JOBS: "Its tenant runs as many jobs as its quota allows.",
-    Reason.GPU_MINUTES: "It would hold more GPU-minutes than its tenant has left in this month.",
+    Reason.GPU_MINUTES: "It would reserve more GPU-minutes than its tenant has left this month.",
     Reason.NO_WORKER: "No worker has reported, so the start time is unknown.",
 }
 
@@ -65,7 +65,7 @@ class QueuePlace(BaseModel):
     """Where a queued job stands."""
 
     position: int = Field(description="1 is claimed next, of all tenants' jobs.")
-    reason: Reason = Field(description="Why it stands behind the job before it, or is not claimed.")
+    reason: Reason = Field(description="Why it comes after the job before it, or is not claimed.")
     explanation: str
     estimated_start: datetime | None = Field(
         description="Expected start time; null: unknown, e.g. because the duration of an earlier job is unknown."

@@ -99,7 +99,7 @@ class Readiness:
             raise Unavailable(
                 Code.DATABASE_UNAVAILABLE,
                 "The database does not respond.",
-                remedy="Check that it runs and is reachable; the same request can succeed later.",
+                remedy="Check that it is running and reachable; the same request can succeed later.",
             ) from None
 
     async def faulty_machines(self, until: float) -> list[WorkerMachine]:

@@ -61,7 +61,9 @@ class PutAlias(BaseModel):
         None,
         min_length=1,
         max_length=64,
-        description="A policy, by name or digest, that governs the alias from now on, this move included; null leaves it as it is.",
+        description=(
+            "A policy (name or digest) that governs the alias from now on, including this move; null: no change."
+        ),
     )
     override: Override = False
     reason: Reason = Field("", description="Reason for the move; kept in the history.")
@@ -86,7 +88,7 @@ class RollBack(BaseModel):
         None,
         ge=1,
         le=LARGEST_VERSION,
-        description="Restore its target at this version; null: the one before its last move.",
+        description="Restore the target at this version; null: the target before the last move.",
     )
     reason: Reason = Field("", description="Reason for the move; kept in the history.")
 
@@ -95,7 +97,10 @@ def expected_version(
     if_match: Annotated[
         str | None,
         Header(
-            description="ETag of the alias as last read, or its version alone; if the alias has moved since, it is refused."
+            description=(
+                "ETag of the alias as last read, or only its version; if the alias has moved since then, the request "
+                "is refused."
+            )
         ),
     ] = None,
 ) -> int | None:

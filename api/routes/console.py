@@ -52,7 +52,7 @@ async def console_file(digest: str, path: str, request: Request) -> Response:
             NotFound(
                 Code.CONSOLE_FILE_NOT_FOUND,
                 "The console of this release has no such file.",
-                remedy="Load the page `/` again: Mens was updated, or is being updated.",
+                remedy="Reload the page `/`: Mens was updated, or is being updated.",
             )
         )
         response.headers.update(HEADERS | {"Cache-Control": "no-store"})  # the next replica may have it

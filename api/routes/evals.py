@@ -140,7 +140,7 @@ def cancel_run(eval_id: Id, run_id: Id, request: Request, services: ServicesDep,
     if job.kind is not Kind.EVALUATE:
         raise Conflict(
             Code.JOB_STATE_CONFLICT,
-            f"The run {run_id} is a part of the {job.kind} job {job.id}.",
+            f"The run {run_id} is part of the {job.kind} job {job.id}.",
             remedy=f"Cancel that job: POST /v1/jobs/{job.id}/cancel.",
         )
     return _view_of(services, request.base_url, run, view.change_job(view.jobs.cancel, job.id))

@@ -89,7 +89,7 @@ def list_jobs(
         remedy = f"Send at most {MAX_FILTERS} metadata filters."
         raise InvalidRequest(Code.REQUEST_INVALID, message, remedy=remedy, param="metadata")
     if parameters.get("metadata") not in (None, "null"):
-        message = "metadata is a filter as `metadata[key]=value`, or `null` for jobs without any."
+        message = "write a metadata filter as `metadata[key]=value`, or `metadata=null` for jobs without metadata."
         raise InvalidRequest(Code.REQUEST_INVALID, message, param="metadata")
     which = JobFilter(kind=Kind.FINETUNE, labels=labels, has_labels=False if "metadata" in parameters else None)
     jobs = view.jobs.list(which, after=after, limit=limit)
@@ -166,7 +166,8 @@ def _start(services: Services, view: TenantView, body: CreateFineTuningJob) -> t
     if named is not None:
         raise ContractRejected(
             Code.CONTRACT_INVALID,
-            f"{CONTINUE_FIELD} is {named!r}, and `model` is the tuned model {body.model!r}: a job continues from one of them.",
+            f"{CONTINUE_FIELD} is {named!r}, and `model` is the tuned model {body.model!r}: a job can continue only "
+            "from one of them.",
             remedy="Name the tuned model in `model` alone.",
             param=CONTINUE_FIELD,
         )
@@ -199,7 +200,7 @@ def _base(services: Services, view: TenantView, model: str | None) -> BaseModelE
     try:
         return catalog.get(model)
     except NotFound as error:
-        error.remedy = f"{error.remedy} Another provider's name of a base is mapped by an admin: PUT /v1/names/NAME."
+        error.remedy = f"{error.remedy} An admin can map another provider's name to a base: PUT /v1/names/NAME."
         raise
 
 

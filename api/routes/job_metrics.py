@@ -61,8 +61,10 @@ class JobMetrics(BaseModel):
     last_step: int = Field(description="Last step that any series has; 0: none.")
     attempts: list[SeriesAttempt]
     bucket: int = Field(
-        description="Steps of a bucket, counted from step 1: a power of two. Each bucket gives its smallest and its largest value, "
-        "as they were measured, and the first one that was not finite. 1: every step is there."
+        description=(
+            "Steps of a bucket, counted from step 1: a power of two. Each bucket gives its smallest and largest "
+            "measured values, and the first value that was not finite. 1: every step is included."
+        )
     )
     available: list[str] = Field(description="Names of all series of the job.")
     series: dict[str, SeriesPoints]
@@ -83,7 +85,7 @@ async def job_metrics(
         int | None, Query(ge=1, le=2**31 - 1, description="Last step of the range; by default the last of all.")
     ] = None,
     points: Annotated[
-        int, Query(ge=2, le=5000, description="About how many points of each series: two for each bucket.")
+        int, Query(ge=2, le=5000, description="Approximate number of points per series: two per bucket.")
     ] = 1000,
     accept: Annotated[str, Header()] = "",
     if_none_match: Annotated[str, Header()] = "",

@@ -60,7 +60,9 @@ class CreateFinetune(QueueTerms):
     domain: str | None = Field(None, description="Domain profile; it takes precedence over the preset.")
     name: Name | None = Field(None, description="First part of the adapter's id; exec.adapter_tag when null.")
     backend: str | None = Field(None, description="A training backend; it must match the contract.")
-    auto: list[str] = Field([], description="Fields of the contract that a client's auto rules have set, not its user.")
+    auto: list[str] = Field(
+        [], description="Fields of the contract that were set by a client's auto rules, not by its user."
+    )
     hyperparameters: Literal["defaults", "auto"] = Field(
         "defaults",
         description="`auto`: batch size, epochs and learning rate that the contract leaves open follow the base and the rows, as in"
@@ -109,7 +111,7 @@ class CreateFromRows(QueueTerms):
     data: list[dict[str, Any]] = Field(
         min_length=1,
         validation_alias=AliasChoices("data", "dataset"),
-        description="Training rows, as they would stand in a JSONL file; also `dataset`.",
+        description="Training rows, as in a JSONL file; also `dataset`.",
     )
     preset: str | None = None
     domain: str | None = None
@@ -299,7 +301,7 @@ def job_log(
     job_id: Id,
     view: TenantViewDep,
     attempt: Annotated[
-        int | None, Query(ge=1, description="Number of the attempt; by default the last that has a log.")
+        int | None, Query(ge=1, description="Number of the attempt; by default the last attempt that has a log.")
     ] = None,
     size: Annotated[
         int, Query(alias="bytes", ge=1, le=LOG_BYTES, description="At most this many bytes at the end of the log.")
@@ -373,7 +375,7 @@ def list_jobs(
     ] = None,
     shape: Annotated[
         Literal["full", "summary"],
-        Query(alias="view", description="`summary`: about 500 bytes a job, without contract, plan and result."),
+        Query(alias="view", description="`summary`: about 500 bytes per job, without contract, plan and result."),
     ] = "full",
 ) -> Page[PlacedJob] | Page[PlacedSummary]:
     """Jobs of every kind, newest first. Sample answers are left out; `GET /v1/jobs/{job_id}` has them.

@@ -35,7 +35,7 @@ from api.web.auth import Caller, CallerDep
 from shared.errors import MensError
 
 NDJSON = "application/x-ndjson"
-SEE_FIELDS = "docs/ollama.md says which fields and options count, and which may only be sent empty."
+SEE_FIELDS = "docs/ollama.md lists the fields and options that have an effect, and those that may only be sent empty."
 
 RequestT = TypeVar("RequestT", ChatRequest, GenerateRequest)
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -71,7 +71,7 @@ router = APIRouter(
 
 BODY: dict[str, Any] = {
     "requestBody": {
-        "description": "As in Ollama's documentation; docs/ollama.md says which fields count.",
+        "description": "As in Ollama's documentation; docs/ollama.md lists the fields that have an effect.",
         "required": True,
         "content": {
             "application/json": {

@@ -38,7 +38,7 @@ class ComparePlans(BaseModel):
     jobs: list[JobId] = Field(min_length=1, max_length=MOST_JOBS, description="Ids of fine-tuning jobs.")
     baseline: JobId | None = Field(
         None,
-        description="One of them. By default the job whose adapter its alias points to now, else the first.",
+        description="One of these jobs. By default the job whose adapter its alias points to now, otherwise the first.",
     )
 
     @model_validator(mode="after")
@@ -55,7 +55,7 @@ class ComparedSetting(BaseModel):
 
     path: str = Field(description="As in `sources` of a plan; fields that only a plan has begin with `plan.`.")
     values: list[Any]
-    sources: list[str | None] = Field(description="Who decided each value, as in `sources` of a plan; null: unknown.")
+    sources: list[str | None] = Field(description="Source of each value, as in `sources` of a plan; null: unknown.")
     differs: bool
 
 

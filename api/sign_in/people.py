@@ -31,7 +31,10 @@ def person_of(claims: Mapping[str, Any], settings: ApiSettings) -> Person:
         raise Forbidden(
             Code.SIGN_IN_NO_ROLE,
             f"None of the groups of {name!r} has a role here.",
-            remedy="Ask an operator for a rule in MENS_OIDC_RULES for one of your groups, or the provider's admin for a group that has one.",
+            remedy=(
+                "Ask an operator for a rule in MENS_OIDC_RULES for one of your groups, or the provider's admin for a "
+                "group that has one."
+            ),
         )
     tenant = rules[0].tenant
     role = max((rule.role for rule in rules if rule.tenant == tenant), key=list(Role).index)
@@ -62,6 +65,9 @@ def _groups(claims: Mapping[str, Any], claim: str) -> set[str]:
     fault = "is not a list of names" if claim in claims else "is missing"
     raise Forbidden(
         Code.SIGN_IN_GROUPS_MISSING,
-        f"The identity provider does not say in which groups you are: the claim {claim!r} of its ID token {fault}.",
-        remedy="An operator: let the provider put the groups into the ID token, only those that have a rule if they are many, or set MENS_OIDC_GROUPS_CLAIM or MENS_OIDC_SCOPES.",
+        f"The identity provider does not report your groups: the claim {claim!r} of its ID token {fault}.",
+        remedy=(
+            "An operator: let the provider put the groups into the ID token (if there are many, only those that have "
+            "a rule), or set MENS_OIDC_GROUPS_CLAIM or MENS_OIDC_SCOPES."
+        ),
     )

@@ -224,13 +224,13 @@ class IdentityProvider:
                     if len(content) > MOST_BYTES:
                         raise _invalid("its answer is too large")
                     if time.monotonic() - began > TOTAL_SECONDS:
-                        raise _unavailable("does not answer in time")
+                        raise _unavailable("does not respond in time")
         except httpx.RequestError as error:
-            raise _unavailable(f"gives {describe_outcome(error)}") from None
+            raise _unavailable(f"returns {describe_outcome(error)}") from None
         except httpx.InvalidURL:
             raise _invalid("its discovery has an invalid address") from None
         if not response.is_success:
-            raise (_unavailable if is_temporary(response) else _invalid)(f"answers with {describe_outcome(response)}")
+            raise (_unavailable if is_temporary(response) else _invalid)(f"responds with {describe_outcome(response)}")
         try:
             answer = json.loads(content)
         except ValueError:
@@ -250,7 +250,10 @@ def _unavailable(reason: str) -> Unavailable:
     return Unavailable(
         Code.SIGN_IN_PROVIDER_UNAVAILABLE,
         f"The identity provider {reason}.",
-        remedy="Try again in a moment, or sign in with a key. An operator: check MENS_OIDC_ISSUER and the way there.",
+        remedy=(
+            "Try again in a moment, or sign in with a key. An operator: check MENS_OIDC_ISSUER and the connection to "
+            "it."
+        ),
     )
 
 
@@ -258,5 +261,8 @@ def _invalid(reason: str) -> Unauthenticated:
     return Unauthenticated(
         Code.SIGN_IN_PROVIDER_INVALID,
         f"The identity provider's answer is refused: {reason}.",
-        remedy="Begin again, or sign in with a key. If it stays so, ask an operator to check the provider and MENS_OIDC_….",
+        remedy=(
+            "Begin again, or sign in with a key. If the problem persists, ask an operator to check the provider and "
+            "MENS_OIDC_…."
+        ),
     )

@@ -13,7 +13,8 @@ from starlette.datastructures import Headers
 from shared.errors import Code, Forbidden
 
 TWO_WAYS_OUT = (
-    "Put a proxy with TLS in front of the API and set MENS_PUBLIC_URL to its https:// address, or reach the API from your "
+    "Put a proxy with TLS in front of the API and set MENS_PUBLIC_URL to its https:// address, or reach the API from "
+    "your "
     "own machine: `ssh -L 8000:127.0.0.1:8000 SERVER`, then open http://127.0.0.1:8000/."
 )
 
@@ -40,7 +41,8 @@ def check_transport(public_url: str, headers: Headers) -> None:
     if not all(is_loopback(address) for address in addresses if address):
         raise Forbidden(
             Code.SIGN_IN_INSECURE,
-            "Sign-ins over plain HTTP are refused, except on the browser's own machine: others could read them on the way.",
+            "Sign-ins over plain HTTP are refused, except on the browser's own machine, because others on the "
+            "network could read them.",
             remedy=TWO_WAYS_OUT,
         )
 
@@ -54,8 +56,10 @@ def check_same_origin(headers: Headers) -> None:
     if headers.get("sec-fetch-site", "same-origin") != "same-origin":
         raise Forbidden(
             Code.SIGN_IN_CROSS_SITE,
-            "This request was caused by a page of another address.",
-            remedy="Signed-in requests are for the console's own page; other programs send `Authorization: Bearer KEY`.",
+            "This request was caused by a page at a different address.",
+            remedy=(
+                "Signed-in requests are for the console's own page; other programs send `Authorization: Bearer KEY`."
+            ),
         )
 
 

@@ -19,7 +19,7 @@ from shared.database.callers.key_records import Key
 from shared.database.tenancy import SHARED, Role, TenantName
 from shared.errors import Code, Forbidden, NotFound
 
-_bearer = HTTPBearer(auto_error=False, description="A key made with `mens keys create NAME`.")
+_bearer = HTTPBearer(auto_error=False, description="A key created with `mens keys create NAME`.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,10 @@ async def require_caller(services: ServicesDep, key: KeyDep, tenant: TenantHeade
         raise NotFound(
             Code.TENANT_NOT_FOUND,
             f"The tenant {caller.tenant!r} does not exist.",
-            remedy=f"Check X-Mens-Tenant; a tenant is created with its first key: `mens keys create NAME --tenant {caller.tenant}`.",
+            remedy=(
+                "Check X-Mens-Tenant; a tenant is created with its first key: `mens keys create NAME --tenant "
+                f"{caller.tenant}`."
+            ),
             param="X-Mens-Tenant",
         )
     return caller
@@ -115,7 +118,7 @@ def require_bearer(request: Request) -> None:
     if not isinstance(authenticated.secret, str):
         raise Forbidden(
             Code.SIGN_IN_NEEDS_KEY,
-            "Keys and codes are made and changed with a key itself, not by someone who is signed in with it.",
+            "Keys and codes can be created and changed only with a key itself, not in a signed-in session.",
             remedy="Use `mens keys` or `mens open`, or send `Authorization: Bearer KEY`.",
         )
 

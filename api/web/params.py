@@ -20,7 +20,7 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key",
         min_length=1,
         max_length=255,
-        description="A repeated request with the same key returns the same thing.",
+        description="A repeated request with the same key returns the same object.",
     ),
 ]
 Limit = Annotated[int, Query(ge=1, le=100, description="Items per page.")]

@@ -123,6 +123,6 @@ def _secret(settings: ApiSettings, scope: Scope) -> Secret:
         raise Unauthenticated(
             Code.KEY_MISSING,
             "The request carries no API key.",
-            remedy="Send `Authorization: Bearer KEY`; make one with `mens keys create NAME`.",
+            remedy="Send `Authorization: Bearer KEY`; create a key with `mens keys create NAME`.",
         )
     return secret

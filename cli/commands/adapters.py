@@ -64,7 +64,7 @@ def export(
         str | None,
         typer.Option(
             "--from",
-            help="For ollama: build from this instead of that folder, e.g. from a GGUF file made of it; not checked.",
+            help="For ollama: build from this (e.g. a GGUF file made from that folder) instead of the folder; it is not checked.",
         ),
     ] = None,
 ) -> None:
@@ -93,7 +93,7 @@ def push_command(
     ],
     repository: Annotated[str, typer.Argument(help="OWNER/NAME on the hub; created if it does not exist.")],
     endpoint: Annotated[
-        str | None, typer.Option(help="Address of another hub. Default: HF_ENDPOINT, else the public hub.")
+        str | None, typer.Option(help="Address of another hub. Default: HF_ENDPOINT, otherwise the public hub.")
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
 ) -> None:

@@ -31,12 +31,12 @@ IfVersion = Annotated[
 ]
 Policy = Annotated[
     str | None,
-    typer.Option(help="Policy, by name or digest, that governs the alias from this move on."),
+    typer.Option(help="Policy (name or digest) that governs the alias from this move on."),
 ]
 Override = Annotated[
     bool,
     typer.Option(
-        "--override", help="Move without the receipt that the policy requires. Takes an admin's key and --reason."
+        "--override", help="Move without the receipt that the policy requires. Needs an admin's key and --reason."
     ),
 ]
 ShadowAdapter = Annotated[
@@ -141,7 +141,8 @@ def show_shadow(name: Name, as_json: Json = False) -> None:
         return
     if not shadows:
         typer.echo(
-            f"No copies of requests to {name} have been judged; start with: mens aliases set {name} ADAPTER --shadow ADAPTER --shadow-eval EVAL"
+            f"No copies of requests to {name} have been judged; start with: mens aliases set {name} ADAPTER --shadow "
+            "ADAPTER --shadow-eval EVAL"
         )
         return
     rows = [

@@ -60,7 +60,7 @@ def demo(
         fail_with(error)
     console.print(f"the whole loop took {time.monotonic() - began:.0f} s")
     if not succeeded:
-        fail("unexpected answers: the tuned model must answer correctly, and the base must not.")
+        fail("unexpected answers: the tuned model must answer correctly and the base must not.")
 
 
 def lesson_of(connection: Connection, *, tiny: bool) -> Lesson:
@@ -71,7 +71,8 @@ def lesson_of(connection: Connection, *, tiny: bool) -> Lesson:
     if tiny or REAL_BASE in served:
         return support() if tiny else tickets()
     console.print(
-        f"it does not serve {REAL_BASE}, so the demo tunes the tiny base. For the real model, stop the installation and run the demo again."
+        f"it does not serve {REAL_BASE}, so the demo tunes the tiny base. For the real model, stop the installation "
+        "and run the demo again."
     )
     return support()
 

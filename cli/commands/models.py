@@ -79,7 +79,7 @@ def show(
         str,
         typer.Argument(
             autocompletion=complete_model,
-            help="Base model, alias, or adapter id or its beginning, also of a quarantined adapter.",
+            help="Base model, alias, or an adapter's id or its beginning; the adapter may be quarantined.",
         ),
     ],
     as_json: Annotated[
@@ -133,14 +133,14 @@ def chat(
             "--with",
             autocompletion=complete_model,
             metavar="MODEL",
-            help="Ask this model, too, and compare the answers.",
+            help="Also ask this model, and compare the answers.",
         ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
+    max_tokens: Annotated[int, typer.Option(help="Maximum tokens of an answer.")] = 256,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
     user: Annotated[
-        str | None, typer.Option(help="Ask as this user: a split alias gives each user one of its adapters.")
+        str | None, typer.Option(help="Send requests as this user: a split alias gives each user one of its adapters.")
     ] = None,
 ) -> None:
     """Chat with a model: one message, or a conversation without one; --with compares two models.

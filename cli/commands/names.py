@@ -17,7 +17,8 @@ from shared.errors import Code, InvalidRequest
 app = typer.Typer(
     no_args_is_help=True,
     help="Names of another provider's models: map, list, remove, history.\n\n"
-    "A program that requests `ft:gpt-4o-mini-2024-07-18:acme:support:9x1` keeps that name: map it to an alias, and change only "
+    "A program that requests `ft:gpt-4o-mini-2024-07-18:acme:support:9x1` keeps that name: map it to an alias, and "
+    "change only "
     "the program's base URL and key. Responses have the requested name as `model`.",
 )
 
@@ -29,10 +30,10 @@ Name = Annotated[
 @app.command("map")
 def map_name(
     name: Name,
-    target: Annotated[str, typer.Argument(help="An alias, or for a checkpoint's name an adapter's id: NAME@DIGEST.")],
+    target: Annotated[str, typer.Argument(help="An alias or, for a checkpoint's name, an adapter's id: NAME@DIGEST.")],
     base: Annotated[
         bool,
-        typer.Option("--base", help="TARGET is a base, so that jobs may be created on NAME. Takes an admin's key."),
+        typer.Option("--base", help="TARGET is a base, so that jobs may be created on NAME. Needs an admin's key."),
     ] = False,
     override: Override = False,
     reason: Reason = "",

@@ -20,7 +20,7 @@ def open_console(
         bool, typer.Option("--browser/--no-browser", help="Open a browser, if this machine has a screen.")
     ] = True,
 ) -> None:
-    """Print a link that opens the web console signed in: it works once, within a minute. Where there is a screen, open it.
+    """Print a link that opens the web console signed in; it works once, within a minute. If there is a screen, open it.
 
     Without a screen, open the link on your own machine; if the API is on another one, forward its port first: `ssh -L
     8000:127.0.0.1:8000 SERVER`.

@@ -61,8 +61,10 @@ def plan(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Base model: a name in the catalogue, or its folder. Default: the contract file's, else "
-            f"{DEFAULT_MODEL_ID}, else the only one of the catalogue."
+            help=(
+                "Base model: a name in the catalogue, or its folder. Default: the contract file's, otherwise "
+                f"{DEFAULT_MODEL_ID}, otherwise the catalogue's only base."
+            )
         ),
     ] = None,
     validation: Annotated[Path | None, training_file("JSONL file to validate on.")] = None,
@@ -90,13 +92,15 @@ def plan(
     domain: Annotated[str | None, typer.Option(help="A domain profile.")] = None,
     backend: Annotated[str | None, typer.Option(help="Backend that the contract must select: qlora.")] = None,
     device: Annotated[
-        str, typer.Option(help="Device to plan for: cpu, cuda (gpu), or auto: what this machine has.")
+        str, typer.Option(help="Device to plan for: cpu, cuda (gpu), or auto (what this machine has).")
     ] = "auto",
     vram_gb: Annotated[
         float | None,
         typer.Option(min=0.001, max=1e6, help="Memory of the training GPU in GiB; checks whether the job fits."),
     ] = None,
-    max_lora_rank: Annotated[int | None, typer.Option(min=1, help="Largest rank of the serving tier.")] = None,
+    max_lora_rank: Annotated[
+        int | None, typer.Option(min=1, help="Largest LoRA rank that the serving tier supports.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", callback=note_json, help="Print plan and preflight as JSON.")
     ] = False,
@@ -265,9 +269,9 @@ def facts(checked: Preflight) -> list[tuple[str, str]]:
     decided = [path for path, source in checked.sources.items() if source not in ("explicit", "default")]
     rows = [
         ("base", f"{plan.base.name}: {checked.model.config.model_type}, {needs.parameters:,} parameters"),
-        ("rows", f"{plan.train.rows - plan.validation_rows:,} to train on, {held_out} to validate"),
+        ("rows", f"{plan.train.rows - plan.validation_rows:,} for training, {held_out} for validation"),
         ("supervised", f"{supervision.supervised_tokens:,} of {supervision.tokens:,} tokens"),
-        ("truncated", f"{counted(supervision.truncated_rows, 'row')} (limit {exec_.seq_len} tokens, cut at the beginning)"),
+        ("truncated", f"{counted(supervision.truncated_rows, 'row')} (limit {exec_.seq_len} tokens, truncated at the beginning)"),
         ("steps", f"{counted(plan.optimizer_steps, 'optimizer step')} of {exec_.batch_size} x {counted(exec_.grad_accum, 'row')}, {counted(exec_.epochs, 'epoch')}"),
         ("rate", f"{exec_.learning_rate:g}, warm-up over {counted(warmup_steps(exec_.warmup_steps, plan.optimizer_steps), 'step')}"),
         *([("template", describe_arguments(arguments))] if (arguments := plan.contract.data.template_arguments) else []),

@@ -62,7 +62,7 @@ def up(
     wait: Annotated[
         float | None,
         typer.Option(
-            min=1, help="Most seconds to wait until all programs are ready. Default: as long as they make progress."
+            min=1, help="Longest wait in seconds until all programs are ready. Default: as long as they make progress."
         ),
     ] = None,
 ) -> None:
@@ -174,7 +174,7 @@ def ensure_base(settings: Settings, base: str) -> str:
         return base
     try:
         if merged := merged_base(settings, base):
-            console.print(f"the merged model {base} is the base {merged.name}; it is offered once it was measured")
+            console.print(f"the merged model {base} is the base {merged.name}; it is offered once it has been measured")
             return merged.name
     except MensError as error:
         fail_with(error)
@@ -182,7 +182,7 @@ def ensure_base(settings: Settings, base: str) -> str:
         mens = command(settings.home)
         fail(
             f"the base model {base!r} is not in {settings.catalog_path}; "
-            f"make it with `{mens} base build {base}` or add one with `{mens} base add {base} …`."
+            f"build it with `{mens} base build {base}` or add one with `{mens} base add {base} …`."
         )
     console.print(
         f"building the tiny base model {base}: once, 15 s on an idle machine, up to some minutes on a busy one"
@@ -289,4 +289,4 @@ def reserve(stack: Stack, console: Console) -> None:
             in_use = client.connect_ex(("127.0.0.1", stack.api_port)) == 0
         if in_use:
             message = f"Port {stack.api_port} is in use, perhaps by another Mens."
-            raise Conflict(Code.PORT_IN_USE, message, remedy="Choose another with --port.", param="port")
+            raise Conflict(Code.PORT_IN_USE, message, remedy="Choose another port with --port.", param="port")

@@ -39,13 +39,16 @@ def verify(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="The folder of an adapter or a merged model: adapters/DIGEST or models/DIGEST of the storage, or an export (peft, hf, ollama, oci).",
+            help=(
+                "The folder of an adapter or a merged model: adapters/DIGEST or models/DIGEST of the storage, or an "
+                "export (peft, hf, ollama, oci)."
+            ),
             exists=True,
         ),
     ],
     trusted: Annotated[
         Path | None,
-        typer.Option(help="File of public keys, one per line; one of them must have made the signature.", exists=True),
+        typer.Option(help="File of public keys, one per line; the signature must be by one of them.", exists=True),
     ] = None,
 ) -> None:
     """Check the folder of an adapter or a merged model without any server; print what it is made from and what was measured.

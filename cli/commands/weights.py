@@ -63,8 +63,9 @@ def choose_weights(
     for base in bases:
         if base in rounded and weights is not ServedWeights.TWIN:
             report(
-                f"{base} is served with weights rounded to fp8: in 16 bit it does not fit the GPU. If the certificates of its adapters"
-                " fail by their engine error, set MENS_PARITY=shift, or serve it on a larger GPU"
+                f"{base} is served with weights rounded to fp8, because in 16 bit it does not fit on the GPU. If the "
+                "certificates of its adapters fail because of the engine error, set MENS_PARITY=shift, or serve it "
+                "on a larger GPU"
             )
             names.append(base)
         else:
@@ -103,7 +104,8 @@ def _served_name(
         if weights is ServedWeights.TWIN:
             raise InvalidRequest(
                 Code.SETTINGS_INVALID,
-                f"{QUANTIZATION} is {quantization}: it would round the twin of {base.name}, whose values must stay exact.",
+                f"{QUANTIZATION} is {quantization}: it would round the twin of {base.name}, whose values must stay "
+                "exact.",
                 remedy="Leave it out, or serve the original (--weights original).",
                 param=QUANTIZATION,
             )
@@ -172,8 +174,11 @@ def make_twin(
     if size + DISK_RESERVE > free:
         raise Unavailable(
             Code.STORAGE_FULL,
-            f"The twin of {base.name} takes {format_size(size)} in {settings.home}, where {format_size(free)} are free.",
-            remedy=f"Free {format_size(size + DISK_RESERVE - free)}, or serve the original weights (--weights original).",
+            f"The twin of {base.name} takes {format_size(size)} in {settings.home}, where only {format_size(free)} "
+            "are free.",
+            remedy=(
+                f"Free {format_size(size + DISK_RESERVE - free)}, or serve the original weights (--weights original)."
+            ),
         )
     name = f"{base.name}-nf4"
     if any(other.name == name for other in catalog.bases):

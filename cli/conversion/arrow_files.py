@@ -68,7 +68,7 @@ def _files(path: Path, split: str) -> list[Path]:
     if not files:
         raise InvalidRequest(
             Code.REQUEST_INVALID,
-            f"{path} has neither Parquet nor Arrow files in it.",
+            f"{path} contains neither Parquet nor Arrow files.",
             remedy="Name a file, or a folder saved by `datasets` (save_to_disk).",
             param="input",
         )

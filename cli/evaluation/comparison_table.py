@@ -43,9 +43,7 @@ def notes(
     for name, comparison in named.items():
         floor = (noise_floors or {}).get(name)
         if floor is not None and comparison.difference is not None:
-            lines.append(
-                f"{name}: in two runs, old differs from itself by {floor:.3f}; {_beside_noise(comparison, floor)}"
-            )
+            lines.append(f"{name}: two runs of old differ by {floor:.3f}; {_beside_noise(comparison, floor)}")
     for name, comparison in named.items():
         if comparison.status is Status.PASSED:
             continue
@@ -72,7 +70,10 @@ def _beside_noise(comparison: Comparison, floor: float) -> str:
     if abs(comparison.difference or 0) <= floor:
         return "the difference is noise"
     if comparison.p_value is not None and comparison.p_value > 1 - CONFIDENCE:
-        return f"the difference is larger, but with {counted(comparison.items, 'item')} it may be chance (p = {comparison.p_value:.2g})"
+        return (
+            f"the difference is larger, but with {counted(comparison.items, 'item')} it may be chance (p = "
+            f"{comparison.p_value:.2g})"
+        )
     return "the difference is larger than noise"
 
 

@@ -34,7 +34,8 @@ def print_run(run: Mapping[str, Any], items: Sequence[OutputItem], shown: int = 
     """Print one model's run: a rate for each criterion with its interval, errors, the worst items."""
     counts = run["result_counts"]
     typer.echo(
-        f"{run['model'] or 'answers of the rows'}: {counts['passed']} of {counts['total']} passed, {counts['failed']} failed, "
+        f"{run['model'] or 'answers of the rows'}: {counts['passed']} of {counts['total']} passed, "
+        f"{counts['failed']} failed, "
         f"{counts['errored']} could not be judged"
     )
     rows = []
@@ -74,7 +75,7 @@ def print_comparison(
         typer.echo(line)
     for name, scored in pairs.by_criterion.items():
         if any(not 0 <= score <= 1 for pair in scored for score in (pair.old, pair.new)):
-            typer.echo(f"{name} has scores outside 0 to 1: they are rescaled to 0 to 1 for the comparison")
+            typer.echo(f"{name} has scores outside 0 to 1; they are rescaled for the comparison")
     if pairs.unpaired:
         typer.echo(
             f"not compared: {counted(pairs.unpaired, 'item')} that only one model has, or that could not be judged"
@@ -109,7 +110,7 @@ def _print_wrong(pairs: PairedItems) -> None:
     """Print a wrong answer of the new model where the old one is not better: a rate does not show how it is wrong."""
     items = {id(pair.item): pair.item for of_criterion in pairs.by_criterion.values() for pair in of_criterion}
     if failed := worst(items.values()):
-        typer.echo(f"\nnew is worse on no item; {counted(len(failed), 'answer')} of it did not pass, such as")
+        typer.echo(f"\nnew is not worse on any item; {counted(len(failed), 'answer')} of it did not pass, such as")
         _print_item(failed[0])
 
 

@@ -78,9 +78,12 @@ def check_base(folder: Path, report: Callable[[str], None] = note) -> None:
         shown = ", ".join(f"{token!r} (id {id_})" for id_, token in list(unknown.items())[:SHOWN_TOKENS])
         raise ArtifactInvalid(
             Code.EMBEDDING_ROW_MISSING,
-            f"The tokenizer has {len(unknown)} tokens that the embedding ({tokenizer.embedding_rows} rows) has no row for: {shown}.",
-            remedy="Resize the model's embedding to its tokenizer (transformers' resize_token_embeddings) and save both, or take"
-            " the tokens out of tokenizer.json.",
+            f"The tokenizer has {len(unknown)} tokens that the embedding ({tokenizer.embedding_rows} rows) has no "
+            f"row for: {shown}.",
+            remedy=(
+                "Resize the model's embedding to its tokenizer (transformers' resize_token_embeddings) and save "
+                "both, or remove the tokens from tokenizer.json."
+            ),
             param="tokenizer.json",
             details={"tokens": {token: id_ for id_, token in list(unknown.items())[:100]}},
         )

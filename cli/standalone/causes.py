@@ -37,17 +37,23 @@ REMEDIES = (
     ),
     (
         re.compile(r"failed to be inspected|are not supported for now|No module named"),
-        "The installed vLLM cannot load this architecture: install the project's locked environment again, or serve another base.",
+        (
+            "The installed vLLM cannot load this architecture: install the project's locked environment again, or serve "
+            "another base."
+        ),
     ),
     (
         re.compile(
             r"can't allocate memory|Cannot allocate memory|out of memory|less than requested memory|MemoryError"
         ),
-        "Free memory: end other programs, serve fewer bases, lower MENS_SERVING_MAX_MODEL_LEN, or set MENS_SERVING_DTYPE=bfloat16.",
+        (
+            "Free memory: end other programs, serve fewer bases, lower MENS_SERVING_MAX_MODEL_LEN, or set "
+            "MENS_SERVING_DTYPE=bfloat16."
+        ),
     ),
     (
         re.compile(r"[Aa]ddress already in use|Errno 98"),
-        "Another program took the port meanwhile: start again, or choose the API's port with --port.",
+        "Another program has taken the port: start again, or choose the API's port with --port.",
     ),
     (
         re.compile(r"[Ss]afetensor|deserializing header|size of tensor|shape mismatch|must match the|loaded_weight"),

@@ -234,7 +234,7 @@ class Stack:
         restarted = self._restart_supervisor()
         for program, how in self._restarts.read_new():
             self._begin_restart(program)
-            restarted.append(f"{program} ended ({how}) and was started again; log: {self._log(program)}")
+            restarted.append(f"{program} ended ({how}) and was restarted; log: {self._log(program)}")
         ready = [program for program in sorted(self._restarted) if self._is_ready(program)]
         self._restarted.difference_update(ready)
         self._log_sizes = self._measure_logs()

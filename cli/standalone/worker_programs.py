@@ -38,7 +38,7 @@ def run_worker_program(module: str, *arguments: str, threads: int | None = None)
         raise error
     raise JobFailed(
         Code.PROGRAM_FAILED,
-        f"{module} ended with exit code {done.returncode}, so the base model was not made.",
+        f"{module} ended with exit code {done.returncode}, so the base model was not built.",
         remedy=f"See its output above; to run it again by hand: {' '.join(command)}",
     )
 

@@ -42,7 +42,9 @@ from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_file
 
 MAX_NOTES = 20
-"""Most unused fields that notes name: each note becomes an event of the job, and a sidecar may have thousands."""
+"""Largest number of unused fields that notes name: each note becomes an event of the job, and a sidecar may have
+thousands of fields.
+"""
 
 
 def parse_description(raw: bytes) -> SidecarV2 | SidecarV3 | PeftOptions:
@@ -131,7 +133,9 @@ def _check_base(sidecar: SidecarV3, config: ModelConfig) -> None:
 
 
 def _check_digests(sidecar: SidecarV2 | SidecarV3, base_digests: Mapping[str, str], weights: Path) -> None:
-    """Compare the digests that our own exports add to the original's fields; the original itself recorded none."""
+    """Compare the digests that Mens' own exports add to the original's fields; files written by the original system
+    have none.
+    """
     for name, recorded in (sidecar.base_digests or {}).items():
         if base_digests.get(name, recorded) != recorded:
             raise _other_base(f"The adapter was trained on a different base: {name} differs.", name)

@@ -1,7 +1,7 @@
 """Find a base's files: on this machine, on a hub or, for a merged model, in the storage.
 
-A catalogue is one file for all machines, and its local folder is on the one where `mens base from-merge` ran. Any other
-machine fetches the merged model out of the storage, by the digest that the catalogue names.
+All machines share one catalogue, but the local folder of a merged model is on the machine where `mens base from-merge`
+ran. Any other machine fetches the merged model from the storage, by the digest in the catalogue.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def locate_base(entry: BaseModelEntry, settings: Settings) -> Path:
     """Return the folder with a base's files, fetched first if necessary.
 
     Raises:
-        MensError: it is neither here, nor at the hub, nor in the storage, or its stored files are damaged.
+        MensError: it is not found here, on the hub or in the storage, or its stored files are damaged.
     """
     if not is_elsewhere(entry, settings.catalog_path):
         from shared.base_models.hub import locate  # the hub's client is slow to import
@@ -59,7 +59,8 @@ def locate_base(entry: BaseModelEntry, settings: Settings) -> Path:
 
 
 def locate_fetched_base(entry: BaseModelEntry, settings: Settings) -> Path:
-    """Return the folder of a base that this machine has already: a control plane fetches no weights in a request.
+    """Return the folder of a base that this machine already has; unlike :func:`locate_base`, download nothing, because
+    a control plane must not fetch weights during a request.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``BASE_NOT_FETCHED``.
@@ -87,7 +88,7 @@ def stored_manifest(storage: Storage, digest: str) -> ModelManifest:
 
 
 def fetch_merged(storage: Storage, digest: str, folder: Path) -> ModelManifest:
-    """Copy a merged model out of the storage into a new folder, verified before it is there under its name.
+    """Copy a merged model from the storage into a new folder, which gets its name only after it was verified.
 
     Raises:
         MensError: the model is not stored, or it is damaged.

@@ -27,8 +27,8 @@ class FileCache:
     """A folder of copies.
 
     Args:
-        folder: folder of the copies; made at the first one.
-        max_bytes: largest number of bytes of all copies together. Copies in use stay, even beyond this limit.
+        folder: folder of the copies; created with the first one.
+        max_bytes: largest total size of all copies. Copies in use stay, even beyond this limit.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -39,13 +39,13 @@ class FileCache:
     def file(
         self, sha256: str, size: Callable[[], int], fetch: Callable[[Path], None], *, verify: bool = False
     ) -> Iterator[Path]:
-        """A copy, fetched if it is missing; it stays until the `with` block ends.
+        """Yield a copy, fetched if it is missing; it stays until the `with` block ends.
 
         Args:
-            sha256: SHA-256 of the bytes. They are checked when they have been fetched.
-            size: returns their number, so that room is made before they are fetched.
+            sha256: SHA-256 of the bytes, which is checked after fetching.
+            size: returns the number of bytes, so that room is made before fetching.
             fetch: writes the bytes into a new file.
-            verify: also read a copy that is there already, and fetch it again if it was changed.
+            verify: whether to also read an existing copy, and fetch it again if it was changed.
 
         Raises:
             ArtifactInvalid: ``STORAGE_OBJECT_MISSING``: other bytes were fetched. Unavailable: ``STORAGE_FULL``.
@@ -103,7 +103,7 @@ class FileCache:
                 path.hardlink_to(incoming)
 
     def _make_room(self, size: int) -> None:
-        """Remove unused copies until this many more bytes fit in."""
+        """Remove unused copies until this many more bytes fit."""
         if not self.folder.is_dir():
             return
         copies, total = [], size

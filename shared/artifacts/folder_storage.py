@@ -189,7 +189,7 @@ def _sync(file: IO[bytes]) -> None:
 
 
 def _publish(temporary: Path, target: Path) -> None:
-    """Give a flushed file its name; the folder is flushed too, or the name could be lost with the power."""
+    """Give a flushed file its name, and flush the folder too, so that a power cut cannot lose the name."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary.chmod(0o640)
     temporary.replace(target)

@@ -1,4 +1,4 @@
-"""Last step of every import: write an adapter, in our terms, as a folder for PEFT and vLLM, with a manifest."""
+"""Last step of every import: write an adapter in Mens' form as a folder for PEFT and vLLM, with a manifest."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ImportRequest:
         sidecar_digest: SHA-256 of the sidecar's bytes.
         contract_digest: digest of the import's contract.
         template_digest: SHA-256 of the base's chat template.
-        template_arguments: that the adapter was trained with.
+        template_arguments: template arguments that the adapter was trained with.
     """
 
     weights: Path
@@ -67,7 +67,7 @@ class TargetBase:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Contents of an adapter, in our terms, whichever program wrote it.
+    """Contents of an adapter in Mens' form, whichever program wrote it.
 
     Attributes:
         layers: logical name → the base's tensor, in the order of the layers.
@@ -111,16 +111,16 @@ def read_base(folder: Path) -> TargetBase:
 
 
 def keeps_head(key: str, b: Any, base: TargetBase) -> bool:
-    """Return whether to serve the head's layer; a layer that changes nothing is left out.
+    """Return whether to serve the adapter's layer on the head; a layer that changes nothing is left out.
 
     Args:
-        key: the base's tensor that it is on.
-        b: its B.
+        key: the base's tensor that the layer is on.
+        b: the layer's B.
         base: the base.
 
     Raises:
-        ArtifactInvalid: ``NOT_SERVABLE_HEAD``: it changes a head that the base shares with its embedding, or another
-            head, or one that vLLM does not adapt.
+        ArtifactInvalid: ``NOT_SERVABLE_HEAD``: it changes a head that the base shares with its embedding, or a
+            different head, or one that vLLM does not adapt.
     """
     if not b.any():
         return False

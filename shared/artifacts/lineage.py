@@ -8,9 +8,10 @@ from shared.base_models.catalog import Sha256
 
 
 class Lineage(BaseModel):
-    """Provenance of the weights: everything that decided them and that the manifest does not name itself.
+    """Provenance of the weights: everything that determined them and is not in the manifest itself.
 
-    No time, machine, path or id of a file: the same training gives the same manifest, and so the same adapter.
+    It contains no time, machine, path or file id, so that the same training gives the same manifest and the same
+    adapter.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

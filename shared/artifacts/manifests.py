@@ -1,8 +1,9 @@
 """Manifests: an adapter's (v3), which lists its origin and the digest of each file, and a merged model's.
 
 The manifest's bytes are canonical JSON, and their SHA-256 is the adapter's identity: a published adapter is named
-``<name>@<digest>``, and that name never changes meaning. Logical tensor names (``l0.q``) follow the original's schema;
-``base_key_map`` maps each to the base model's own key, from which the PEFT key that is stored follows mechanically.
+``<name>@<digest>``, and that name always means the same adapter. Logical tensor names (``l0.q``) follow the original's
+schema; ``base_key_map`` maps each to the base model's own key, from which the PEFT key that is stored follows
+mechanically.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ UNSERVABLE_FEATURES = (
 MAX_SHOWN = 200
 """Characters of an option's value in a refusal."""
 MAX_CONFIG_BYTES = 1 << 20
-"""Limit of PEFT's config: it has about 1 kB, and more only if every layer is named."""
+"""Size limit of PEFT's config, which has about 1 kB, and more only if it names every layer."""
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """A plain file name: no separator and no leading dot, so that a file stays in its own folder."""
 TrainedDtype = Literal["float32", "bfloat16"]
@@ -80,7 +81,7 @@ class ParentRef(BaseModel):
 
 
 class ManifestPreference(BaseModel):
-    """How preferences were learnt."""
+    """Settings of the preference training."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     loss: PreferenceLoss
@@ -95,7 +96,7 @@ class ManifestPreference(BaseModel):
 
 
 class AdapterManifest(BaseModel):
-    """``adapter_manifest.json``, version 3; the fields past ``provenance`` are ours, which v3 readers skip."""
+    """``adapter_manifest.json``, version 3; the fields after ``provenance`` are Mens' own, which v3 readers skip."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     format: Literal["vox_mens_adapter"] = "vox_mens_adapter"
@@ -120,7 +121,9 @@ class AdapterManifest(BaseModel):
     template_digest: Sha256 = Field(description="SHA-256 of the chat template.")
     template_arguments: TemplateArguments | None = Field(
         None,
-        description="Arguments of the chat template that its rows were written with; null: the template's own defaults.",
+        description=(
+            "Arguments of the chat template that its rows were written with; null: the template's own defaults."
+        ),
     )
     step: int = Field(ge=0, description="Optimizer steps it was trained for, without those of its parent.")
     parent: ParentRef | None = Field(None, description="The adapter that training started from; null: a new one.")
@@ -167,7 +170,7 @@ class AdapterManifest(BaseModel):
 
 
 def parse_manifest(raw: bytes, expected_digest: str) -> AdapterManifest:
-    """Parse a manifest whose digest is known beforehand.
+    """Parse a manifest, and check it against its known digest.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_DIGEST_MISMATCH`` or ``ADAPTER_MANIFEST_INVALID``.

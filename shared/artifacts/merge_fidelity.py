@@ -15,7 +15,7 @@ from shared.contract.choices import BaseWeights
 FIDELITY_NAME = "merge_fidelity.json"
 PROBES_NAME = "merge_probes.json"
 SHIFT_SHARE = 0.1
-"""Share of the adapter's effect from which on a divergence from training gives a warning."""
+"""Share of the adapter's effect at which a divergence from training causes a warning."""
 
 
 class Divergence(BaseModel):
@@ -49,7 +49,7 @@ class MergeFidelity(BaseModel):
 
     @property
     def warning(self) -> str | None:
-        """Warning that the merged model is far from the trained one; None where the shift is small against the
+        """Warning that the merged model is far from the trained one; None if the shift is small compared with the
         adapter's effect.
         """
         training = self.training_divergence
@@ -62,13 +62,14 @@ def shift_warning(training_nats: float | None, effect_nats: float) -> str | None
         return None
     return (
         "The merged model has lost a part of the training: its divergence from what training saw is"
-        f" {training_nats:.2g} nats, and the adapter's whole effect {effect_nats:.2g}. Merge with --base-weights dequant_nf4,"
+        f" {training_nats:.2g} nats, and the adapter's whole effect {effect_nats:.2g}. Merge with --base-weights "
+        "dequant_nf4,"
         " or train over 16 bit (quant.base none)."
     )
 
 
 class MergeProbe(BaseModel):
-    """Tokens, and how likely two models find them: the log-probability (nats) at each of ``positions``, given earlier
+    """Tokens, and their log-probabilities (nats) according to two models at each of ``positions``, given the earlier
     tokens.
     """
 

@@ -36,7 +36,7 @@ def read_model_manifest(folder: Path) -> ModelManifest:
 
 
 def verify_merged_folder(folder: Path, manifest: ModelManifest) -> MergeFidelity | None:
-    """Check every file of a merged model's folder; return its measured fidelity if that file is there.
+    """Check every file of a merged model's folder; return its measured fidelity if that file exists.
 
     Raises:
         ArtifactInvalid: ``BASE_DIGEST_MISMATCH`` or ``BASE_FILE_UNKNOWN`` naming the first file that has changed.

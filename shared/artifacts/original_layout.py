@@ -2,7 +2,7 @@
 
 The original stores ``candle_qlora_adapter.safetensors`` with tensors ``{logical}.lora_a`` [rank, in] and
 ``{logical}.lora_b`` [out, rank] in float32; its last trainer wrote ``….lora_a.weight``. Logical names are ``mid0…`` and
-``lm_head`` in one era, ``l0.q`` and the like in the next; ``base_key_map`` maps each to a tensor of the base.
+``lm_head`` in older versions, ``l0.q`` and the like in newer ones; ``base_key_map`` maps each to a tensor of the base.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ LOGICAL_NAMES = {
     "mlp.c_fc": "up",
     "mlp.c_proj": "down",
 }
-"""Module name, with its parent's if necessary → the original schema's short name; others keep their own."""
+"""Module name, with its parent's if necessary → the original schema's short name; other modules keep their own names.
+"""
 
 WITH_ITS_SIDECAR = (
     "Import the adapter with the sidecar that was written with it; docs/adapters.md lists its required fields."
@@ -194,7 +195,8 @@ def refuse_bin(name: str, param: str) -> None:
     if name.lower().endswith(".bin"):
         raise InvalidRequest(
             Code.MERGE_REJECTS_BURN_BIN,
-            f"{name} cannot be merged: Burn is retired, and pickle is never read. Only Candle's adapters can be merged: safetensors with a"
+            f"{name} cannot be merged: Burn is retired, and pickle is never read. Only Candle's adapters can be "
+            "merged: safetensors with a"
             " sidecar that names their layers (mid0…, l0.q…, lm_head).",
             remedy="Train the adapter again with method qlora; see docs/adapters.md.",
             param=param,

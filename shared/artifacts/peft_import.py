@@ -1,5 +1,5 @@
-"""Convert a PEFT folder from elsewhere to our terms: one rank and one scale for all layers, float32, the base's own
-names.
+"""Convert a PEFT folder written by another program to Mens' form: one rank and one scale for all layers, float32, and
+the base's own names.
 
 If every layer has the folder's rank and alpha, the numbers stay as they are. If patterns or rsLoRA change them, B is
 multiplied by its layer's scale, which rounds once, and the factors are padded with zeros to the largest rank.
@@ -50,7 +50,7 @@ _OTHER_METHODS = (
     ("embed", _WITHOUT_EMBEDDINGS),
     ("lm_head", _WITHOUT_EMBEDDINGS),
 )
-"""Part of a tensor's name that shows what else was trained, and the remedy."""
+"""Parts of tensor names that show that another method was used, each with the remedy."""
 Pairs = dict[str, tuple[Any, Any]]
 """A and B, float32, by the module that they belong to."""
 
@@ -73,7 +73,10 @@ def peft_contents(request: ImportRequest, options: PeftOptions, base: TargetBase
     values = load_float32(request.weights, stored)
     factors: Pairs = {module: (values[a], values[b]) for module, (a, b) in pairs.items()}
     notes += [
-        "PEFT records neither the quantisation of the base nor a template; the adapter counts as trained on full precision."
+        (
+            "PEFT records neither the quantisation of the base nor a template; the adapter counts as trained on full "
+            "precision."
+        )
     ]
     if HEAD in factors and not keeps_head(HEAD_KEY, factors[HEAD][1], base):
         del factors[HEAD]
@@ -105,8 +108,8 @@ def tensor_names(stored: Iterable[str]) -> tuple[dict[str, tuple[str, str]], lis
     Parts of a name that a wrapper added, and the adapter's name inside of it, are removed.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_NOT_SERVABLE``: a tensor is neither, or belongs to a second adapter;
-            ``ADAPTER_IMPORT_INCOMPLETE``: a module lacks one, or has one twice.
+        ArtifactInvalid: ``ADAPTER_NOT_SERVABLE``: a tensor is neither A nor B, or belongs to a second adapter;
+            ``ADAPTER_IMPORT_INCOMPLETE``: a module lacks one of them, or has one twice.
     """
     by_module: dict[str, dict[str, str]] = {}
     adapters: dict[str, str] = {}
@@ -131,7 +134,7 @@ def tensor_names(stored: Iterable[str]) -> tuple[dict[str, tuple[str, str]], lis
 
 
 def _unwrapped(module: str) -> tuple[str, set[str]]:
-    """Return a module's name in the base, and what was removed from it or is missing there."""
+    """Return a module's name in the base, and the parts that were removed from it or are missing."""
     parts = module.split(".")
     removed = set(parts) & WRAPPERS
     parts = [part for part in parts if part not in WRAPPERS]
@@ -144,16 +147,19 @@ def _unwrapped(module: str) -> tuple[str, set[str]]:
 
 
 def _notes_on_names(removed: set[str]) -> list[str]:
-    """Return a note on what was removed from the tensors' names."""
+    """Return a note on the parts that were removed from the tensors' names."""
     if not removed:
         return []
     return [f"The names of the weights are not PEFT's own ({', '.join(sorted(removed))}); they were read as PEFT's."]
 
 
 def _not_a_factor(name: str) -> ArtifactInvalid:
-    """Return the refusal of a tensor that is not an A or B, with a remedy for what it is."""
+    """Return the refusal of a tensor that is not an A or B, with a remedy that depends on what it is."""
     remedy = next((remedy for part, remedy in _OTHER_METHODS if part in name), SAVE_AGAIN)
-    reason = f"The weights hold {name}, which is not an A or B of a linear layer: vLLM would ignore it or refuse the adapter."
+    reason = (
+        f"The weights hold {name}, which is not an A or B of a linear layer: vLLM would ignore it or refuse the "
+        "adapter."
+    )
     return ArtifactInvalid(Code.ADAPTER_NOT_SERVABLE, reason, remedy=remedy, param=name)
 
 
@@ -172,7 +178,8 @@ def stored_keys(modules: Iterable[str], base: TargetBase, name: str) -> dict[str
     """Map each module to the base's tensor, whichever transformers class the adapter was trained on.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``: the base has no such layer, or two modules are the same one.
+        ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``: the base has no such layer, or two modules map to the same
+            layer.
     """
     layer_keys = _names_of_layers(base)
     keys: dict[str, str] = {}
@@ -187,7 +194,7 @@ def stored_keys(modules: Iterable[str], base: TargetBase, name: str) -> dict[str
 
 
 def refuse_untrained(modules: Collection[str], base: TargetBase, matcher: ModuleMatcher) -> None:
-    """Refuse weights that lack layers which the config names: PEFT would serve the base's own there.
+    """Refuse weights that lack layers named in the config: PEFT would use the base's own weights there.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``, naming the first of these layers.

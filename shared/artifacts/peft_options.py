@@ -1,8 +1,8 @@
-"""``adapter_config.json`` of a PEFT folder from elsewhere: TRL, Unsloth and axolotl have PEFT write it, torchtune
-writes its form.
+"""``adapter_config.json`` of a PEFT folder from elsewhere: TRL, Unsloth and axolotl let PEFT write it, and torchtune
+writes the same format.
 
-The set of options is closed: one that changes what the adapter computes is converted (`peft_import.py`) or refused.
-Unknown options are refused too. Options that only decided how it was trained are ignored.
+The set of options is closed: an option that changes what the adapter computes is converted (`peft_import.py`) or
+refused. Unknown options are refused too. Options that only decided how it was trained are ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MATCH_SECONDS = 10.0
 """Time limit for all expressions of a folder together: they are untrusted, and a short one can run indefinitely."""
 ALL_LINEAR = "all-linear"
 _ANY_LAYER = r".*?\.[^.]*\.(?P<idx>\d+)\."
-"""A module in a numbered layer: the first number of its name counts."""
+"""Matches a module in a numbered layer: the first number of its name counts."""
 ACCEPTED: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "task_type": ("CAUSAL_LM", None),
@@ -41,7 +41,7 @@ WITHOUT_EFFECT = frozenset(
         "megatron_core", "parent_library", "peft_version", "qalora_group_size", "revision", "runtime_config",
     }
 )  # fmt: skip
-"""Options about the training."""
+"""Options that affect only the training."""
 
 Text = Annotated[str, Field(max_length=500)]
 Expression = Annotated[str, Field(max_length=10_000)]
@@ -110,7 +110,7 @@ class ModuleMatcher:
         return self._covers(targets, module, "target_modules") and (module in targets or self._is_in_layers(module))
 
     def rank_and_alpha(self, module: str) -> tuple[int, float]:
-        """Return the module's rank and alpha: of the first pattern that its name ends with, else the folder's."""
+        """Return the module's rank and alpha: those of the first pattern that its name ends with, or else the folder's."""
         options = self._options
         rank = self._first("rank_pattern", options.rank_pattern or {}, module)
         alpha = self._first("alpha_pattern", options.alpha_pattern or {}, module)

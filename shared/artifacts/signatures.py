@@ -1,7 +1,7 @@
 """Signatures of adapters and merged models: Ed25519 over a manifest's digest, in a file next to the manifest.
 
-A manifest covers every byte of its folder by digest, so its digest covers all but who made it. The signature is
-not in the manifest, so that signing changes no name, and a folder can be signed later or again.
+A manifest covers every byte of its folder by digest, so signing its digest covers everything. The signature is not in
+the manifest, so that signing does not change the artifact's name, and a folder can be signed later or again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class SignedKind:
     """A kind of artifact that can be signed.
 
     Attributes:
-        noun: in messages.
-        domain: prefix of the signed digest, so that no signature of anything else is valid for such a manifest.
-        unsigned, invalid: codes of the refusals.
+        noun: the kind's name in messages.
+        domain: prefix of the signed digest, so that a signature made for anything else is not valid for such a
+            manifest.
+        unsigned, invalid: error codes of the refusals.
     """
 
     noun: str
@@ -127,7 +128,7 @@ def verify_signature(
 
     Args:
         raw: the file's content.
-        manifest_digest: SHA-256 of the manifest that it must be of.
+        manifest_digest: SHA-256 of the manifest that must have been signed.
         trusted_keys: public keys, base64, one of which must have signed; None: any key.
 
     Raises:
@@ -176,7 +177,10 @@ def unsigned(kind: SignedKind = ADAPTER) -> ArtifactInvalid:
     return ArtifactInvalid(
         kind.unsigned,
         f"The {kind.noun} has no signature, but this replica serves only signed ones.",
-        remedy="Set MENS_SIGNING_KEY on the workers and train, import or merge it again, or leave MENS_SERVING_TRUSTED_KEYS unset.",
+        remedy=(
+            "Set MENS_SIGNING_KEY on the workers and train, import or merge it again, or leave "
+            "MENS_SERVING_TRUSTED_KEYS unset."
+        ),
         param=kind.signature_name,
     )
 
@@ -185,7 +189,9 @@ def _invalid(kind: SignedKind, reason: str) -> ArtifactInvalid:
     return ArtifactInvalid(
         kind.invalid,
         f"The {kind.noun}'s signature is not accepted: {reason}.",
-        remedy="Restore the signature from a backup, or add its key to MENS_SERVING_TRUSTED_KEYS if you trust its owner.",
+        remedy=(
+            "Restore the signature from a backup, or add its key to MENS_SERVING_TRUSTED_KEYS if you trust its owner."
+        ),
         param=kind.signature_name,
     )
 

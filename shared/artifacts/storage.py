@@ -2,7 +2,7 @@
 
 An artifact is an adapter, a merged model or a checkpoint: several files and a manifest that names them. `FolderStorage`
 (`folder_storage.py`) keeps them on a local or network disk, `S3Storage` (`s3/storage.py`) in a bucket;
-`open_storage.py` makes the one that the settings name. The interface only needs features that an object store has:
+`open_storage.py` opens the one that the settings name. The interface only needs features that an object store has:
 bytes go in and out as streams, and a local path is valid inside a `with` block only, so that an object store can hand
 out a cached copy.
 
@@ -58,7 +58,7 @@ class BlobWriter(Protocol):
         ...
 
     def finish(self) -> str:
-        """Make the bytes durable; no more may follow. Returns their SHA-256, which is the blob's name.
+        """Make the bytes durable; nothing may be written afterwards. Returns their SHA-256, which is the blob's name.
 
         Raises:
             Unavailable: ``STORAGE_FULL``.
@@ -172,14 +172,14 @@ class Storage(Protocol):
         ...
 
     def digests(self, kind: ArtifactKind) -> list[str]:
-        """Digests of all artifacts of a kind in order, including those without a manifest."""
+        """Return the digests of all artifacts of a kind in order, including those without a manifest."""
         ...
 
     def digests_at(self, kind: ArtifactKind, folders: Collection[Path]) -> frozenset[str]:
         """Return digests of the artifacts whose files are in one of these local folders, as a base in the catalogue may
         be.
 
-        Always empty where the storage is not on a local disk: nothing can use its files in place.
+        Always empty if the storage is not on a local disk, because its files cannot be used in place.
         """
         ...
 
@@ -204,7 +204,7 @@ class Storage(Protocol):
 
 
 def check_digest(digest: str) -> None:
-    """Refuse anything but a digest; it would become part of a path or key.
+    """Refuse anything except a digest, because it becomes part of a path or key.
 
     Raises:
         NotFound: ``STORAGE_OBJECT_MISSING``.

@@ -1,4 +1,6 @@
-"""A blob on its way: a temporary file that is hashed while it is written. Shared by the writers of all storages."""
+"""A blob that is being received: a temporary file that is hashed while it is written. Shared by the writers of all
+storages.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ from shared.host import disk_errors
 
 
 class TemporaryBlob(ABC):
-    """A writer of one blob (:class:`shared.artifacts.storage.BlobWriter`), up to where its bytes go.
+    """The common part of a writer of one blob (:class:`shared.artifacts.storage.BlobWriter`): everything except where
+    the bytes are finally stored.
 
     Args:
-        file: local and temporary, open for writing; it is closed with the block.
+        file: local temporary file, open for writing; it is closed at the end of the block.
     """
 
     def __init__(self, file: BinaryIO) -> None:

@@ -1,10 +1,10 @@
 """Check that the numbers in an adapter's weights can be served.
 
 A NaN or an infinity does not stay within the adapter: it gets into the keys and values that a replica keeps for all its
-requests, and then every model on it responds with nothing. The same follows from finite numbers so large that a product
-overflows. So the magnitude is bounded too, and the scaled product of A and B; both bounds are far above values that
-training reaches. Any remaining overflow (float16 ends at 65504, which a base's own activations can come near to) is
-found by the replica's own health check (`serving/middleware/self_test.py`).
+requests, and then every model on it responds with nothing. The same happens if finite numbers are so large that a
+product overflows. So the magnitude and the scaled product of A and B are bounded too; both bounds are far above values
+that training reaches. Any remaining overflow (float16 ends at 65504, which a base's own activations can come near to)
+is found by the replica's own health check (`serving/middleware/self_test.py`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MAX_MAGNITUDE = 1000.0
 """Largest accepted magnitude of a weight; trained LoRA weights stay below 10."""
 MAX_PRODUCT = 1e6
 """Bound of the product of alpha and the largest numbers of A and B: no number of scaled B·A is larger, as alpha is the
-rank times the scale. Weights below 10 satisfy it at every alpha. Where gate, up and down are all adapted, it enters an
-answer by its cube, with the square of the model's width and the width of its MLP: for the widest bases the sum is 1e37,
-and float32 and bfloat16 end at 3e38. A norm brings the next layer's input back to its size.
+rank times the scale. Weights below 10 satisfy it at every alpha. If gate, up and down are all adapted, the cube of this
+bound enters an answer, multiplied by the square of the model's width and the width of its MLP: for the widest bases
+that gives 1e37, while float32 and bfloat16 end at 3e38. A norm brings the next layer's input back to its size.
 """
 LIMIT_BITS = {"F32": 0x447A0000, "F16": 0x63D0, "BF16": 0x447A}
 """The bits of `MAX_MAGNITUDE` in each type that can be served."""
@@ -32,8 +32,8 @@ CHUNK_BYTES = 4 << 20
 def verify_values(path: Path, tensors: dict[str, TensorInfo]) -> dict[str, float]:
     """Check every number of a safetensors file; return each tensor's largest magnitude. Memory use is constant.
 
-    Without its sign, a float's bits as an integer grow with its magnitude, and those of infinity and NaN are above all
-    others: one comparison of integers finds every fault, in any of the types.
+    Read as an integer and without the sign, a float's bits grow with its magnitude, and those of infinity and NaN are
+    larger than all others. So one integer comparison finds every fault, in each of the types.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_DTYPE_UNSUPPORTED`` or ``ADAPTER_VALUES_INVALID``, naming the tensor.
@@ -84,14 +84,15 @@ def verify_products(pairs: Iterable[tuple[str, str]], magnitudes: Mapping[str, f
         if magnitudes[a] * magnitudes[b] * alpha > MAX_PRODUCT:
             raise ArtifactInvalid(
                 Code.ADAPTER_VALUES_INVALID,
-                f"Tensor {b} holds {magnitudes[b]:g}, its A {magnitudes[a]:g}; times alpha {alpha:g} that is over {MAX_PRODUCT:g}.",
+                f"Tensor {b} holds {magnitudes[b]:g}, its A {magnitudes[a]:g}; times alpha {alpha:g} that is over "
+                f"{MAX_PRODUCT:g}.",
                 remedy="Train the adapter again with a lower learning rate or alpha; it could break its replica.",
                 param=b,
             )
 
 
 def _as_number(bits: Any, dtype: str) -> float:
-    """Return the float with these bits, which are a NumPy integer."""
+    """Return the float that has these bits; they are given as a NumPy integer."""
     import numpy as np
 
     if dtype == "BF16":  # NumPy lacks it: it is the upper half of a float32

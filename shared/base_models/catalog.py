@@ -50,9 +50,9 @@ UNUSED_FILES = (
     "preprocessor_config.json",
     "video_preprocessor_config.json",
 )
-"""Files that a folder may have besides these, because nothing here opens them: pickle, code, licences, files of hubs
-and of git, records of a merged model, scaling of pictures. Any other file may be one that transformers or vLLM would
-use: a further template, tokenizer or config.
+"""Other files that a folder may have, because nothing here opens them: pickle, code, licences, files of hubs and of
+git, records of a merged model, scaling of pictures. Any other file may be one that transformers or vLLM would use: a
+further template, tokenizer or config.
 """
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -69,7 +69,7 @@ class LocalSource(ModelValue):
 
 
 class HubSource(ModelValue):
-    """A hub repository, pinned: a branch name may move, a commit may not."""
+    """A hub repository, pinned: a branch may move, a commit cannot."""
 
     kind: Literal["hub"] = "hub"
     repo: str = Field(min_length=1)
@@ -77,7 +77,9 @@ class HubSource(ModelValue):
 
 
 class TwinOf(ModelValue):
-    """The base that a dequantised twin was made of: the twin holds the weights that training on that base sees."""
+    """The base that a dequantised twin was made of: the twin contains the weights that training on that base computes
+    with.
+    """
 
     name: CatalogName
     digests: dict[str, Sha256] = Field(description="SHA-256 of each file of that base.", min_length=1)
@@ -114,7 +116,10 @@ class BaseModelEntry(ModelValue):
     gguf: GgufOrigin | None = Field(None, description="Null unless it was dequantised from a GGUF file.")
     template_arguments: dict[str, bool | int | str] = Field(
         {},
-        description="For a merged model: the template arguments that its adapter was trained with; they are the default of its chats.",
+        description=(
+            "For a merged model: the template arguments that its adapter was trained with; they are the default of "
+            "its chats."
+        ),
     )
 
     @property
@@ -124,7 +129,7 @@ class BaseModelEntry(ModelValue):
 
     @property
     def tuned_digest(self) -> str:
-        """Digest of the base whose adapters this one serves: its own, but for a twin that of its original."""
+        """Digest of the base whose adapters this one serves: its own or, for a twin, that of its original."""
         return digest_json(self.twin_of.digests) if self.twin_of else self.digest
 
 
@@ -154,8 +159,8 @@ class Catalog(ModelValue):
     def get_default(
         self, name: str, serves_adapters_of: Callable[[str], bool | None] = lambda _digest: None
     ) -> BaseModelEntry:
-        """Return the base for a request that names none: the default one, else the only one, else the only one that is
-        served.
+        """Return the base for a request that names none: the default base, or else the only base, or else the only one
+        that is served.
 
         Args:
             name: name of the default base.
@@ -204,7 +209,7 @@ def load_catalog(path: Path) -> Catalog:
 
 
 def save_catalog(path: Path, catalog: Catalog) -> None:
-    """Replace the file in one step, so that a reader sees the old or the new one, never half."""
+    """Replace the file atomically, so that a reader sees either the old or the new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The process id keeps two writers from sharing one temporary file.
     temporary = path.with_suffix(f".{os.getpid()}.tmp")

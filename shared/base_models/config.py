@@ -1,6 +1,6 @@
 """A base model's config.json: its family and every number that decides a shape. Pure; no GPU library.
 
-Names and defaults are those of transformers 5.19; the tests hold them against models that transformers builds.
+Names and defaults are those of transformers 5.19; the tests compare them with models that transformers builds.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ModelConfig(ModelValue):
         tied: the head is the embedding matrix, so no ``lm_head`` is stored.
         attention_bias, mlp_bias: linear layers carry biases (Qwen2: only q, k and v, always).
         dtype: stored dtype as the config claims it, e.g. ``bfloat16``.
-        sliding_window: tokens that every layer sees of those before; None: some layer sees all of them.
+        sliding_window: number of earlier tokens that every layer sees; None: some layer sees all of them.
         linear: None unless the family is hybrid.
     """
 

@@ -1,9 +1,8 @@
 """Number of threads that compute with a base on a CPU, in serving and in training.
 
-Another thread pays off where a layer computes much longer than it takes to distribute the work and wait for all
-threads. With a tiny base it does not, and on busy cores each of the many small waits lasts until the other thread gets
-its turn: steps become many times slower. A larger base reads its weights once a token, and the cores read them
-together.
+More threads pay off if a layer computes much longer than it takes to distribute the work and wait for all threads. With
+a tiny base they do not: on busy cores, each of the many short waits lasts until the other thread is scheduled, and
+steps become many times slower. A larger base reads its weights once per token, and the cores share that work.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from shared.base_models.tensors import linear_layers
 SMALL_LAYER = 250_000
 """Mean number of weights of a linear layer below which one thread computes."""
 MOST_THREADS = 32
-"""Most threads: more of them only wait for memory, which all share."""
+"""Largest number of threads: more would only wait for the shared memory."""
 
 
 def cpu_threads(config: ModelConfig, cores: int) -> int:

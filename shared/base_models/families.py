@@ -1,4 +1,4 @@
-"""Families of base models that can be tuned: one :class:`FamilySpec` per family, and no branch on a family elsewhere.
+"""Families of base models that can be tuned: one :class:`FamilySpec` per family; no other code depends on the family.
 
 To add a family, add its name to :class:`Family` and its value to ``SPECS``. The tests build a tiny model of every
 family with transformers and PEFT and compare tensors, LoRA targets and memory with those that the spec implies.
@@ -47,7 +47,7 @@ class Mixer:
     Attributes:
         linears: its linear layers.
         others: norms, convolution and decay, names relative to the block.
-        output: the projection that ends it; where it is stored, the layer is there.
+        output: the projection at its end; if it is stored, the layer is present.
         biased: linear layers that have a bias when ``attention_bias`` is true.
     """
 
@@ -80,8 +80,8 @@ class FamilySpec:
     """Everything that is particular to one family.
 
     Attributes:
-        model_types: values of ``model_type`` in config.json. Exact names only, because a near one (``qwen3_moe``,
-            ``qwen2_vl``) has other tensors.
+        model_types: values of ``model_type`` in config.json. Exact names only, because similar ones (``qwen3_moe``,
+            ``qwen2_vl``) have different tensors.
         keys: the family's own names of the common config keys.
         defaults: transformers' values for absent keys. An explicit null means another rule (heads, hidden / heads,
             4·hidden).

@@ -1,4 +1,4 @@
-"""Decide whether transformers converts a GGUF file into the model that it is; refuse other files."""
+"""Decide whether transformers converts a GGUF file correctly; refuse other files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ ARCHITECTURES = {"qwen35": "qwen3_5_text"} | {name: name for name in FAMILY_OF_M
 """``general.architecture`` → ``model_type`` of a config.json. Mistral's files name ``llama``, whose tensors it has."""
 ROPE_FACTORS = "rope_freqs.weight"
 MERGED_WHOLE = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
-"""Pre-tokenizers whose vocabularies use a whole piece as one token if it is in them, whatever the merges say."""
+"""Pre-tokenizers that use a whole piece as one token if it is in the vocabulary, whatever the merges say."""
 NORMALISED = frozenset({"qwen2", "deepseek-r1-qwen", "qwen35"})
 """Pre-tokenizers of models whose tokenizer first composes characters, which the format does not record."""
 KNOWN_SPLITS = MERGED_WHOLE | NORMALISED | {"gpt-2", "smollm"}
 
 
 def check_convertible(path: Path, header: GgufHeader) -> None:
-    """Refuse files that transformers would read without an error, but as another model.
+    """Refuse files that transformers would read without an error, but as a different model.
 
     Raises:
         ArtifactInvalid: ``MODEL_FAMILY_UNSUPPORTED`` or ``GGUF_UNSUPPORTED``.

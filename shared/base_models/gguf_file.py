@@ -20,13 +20,13 @@ from shared.errors import ArtifactInvalid, Code
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 64 << 20
-"""Most bytes before the weights. A vocabulary of 260,000 tokens with its merges takes about 12 MB."""
+"""Largest number of bytes before the weights. A vocabulary of 260,000 tokens with its merges takes about 12 MB."""
 MAX_FIELDS = 4096
 MAX_TENSORS = 1 << 15
 MAX_ELEMENTS = 1 << 21
-"""Most elements of an array: the largest vocabularies have 260,000 tokens and 520,000 merges."""
+"""Largest number of elements of an array: the largest vocabularies have 260,000 tokens and 520,000 merges."""
 MAX_STRING_BYTES = 1 << 20
-"""Most bytes of a string; a chat template is the longest."""
+"""Largest number of bytes of a string; chat templates are the longest."""
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
 
@@ -114,7 +114,7 @@ def invalid(path: Path, reason: str) -> ArtifactInvalid:
 
 
 def unsupported(path: Path, reason: str, remedy: str = "") -> ArtifactInvalid:
-    """Return the error for a sound file whose conversion would be another model; ``reason`` has no full stop."""
+    """Return the error for a valid file whose conversion would give a different model; ``reason`` has no full stop."""
     remedy = remedy or "Use the repository with the model's safetensors: `mens base add NAME --hub REPO`."
     return ArtifactInvalid(Code.GGUF_UNSUPPORTED, f"{path.name} {reason}.", remedy=remedy, param=path.name)
 
@@ -124,7 +124,7 @@ _Entry = tuple[str, tuple[int, ...], int, int]
 
 
 class _Reader:
-    """Reads a header front to back, and stops at its limits or the file's end."""
+    """Reads a header sequentially, and stops at the limits or at the end of the file."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path = file, path

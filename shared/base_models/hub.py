@@ -111,11 +111,12 @@ def _status(error: Exception) -> int | None:
 
 
 def locate_fetched(entry: BaseModelEntry, catalog_path: Path) -> Path:
-    """Return the folder of a base that a tier has fetched already: a control plane downloads no weights in a request.
+    """Return the folder of a base that a tier has already fetched; download nothing, because a control plane must not
+    fetch weights during a request.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``: a local folder does not exist.
-        Unavailable: ``BASE_NOT_FETCHED``: a hub model is not in the cache that the tiers share, not yet at least.
+        Unavailable: ``BASE_NOT_FETCHED``: a hub model is not (yet) in the cache that the tiers share.
     """
     if not isinstance(entry.source, HubSource):
         return fetch(entry.source, catalog_path)
@@ -133,7 +134,9 @@ def locate_fetched(entry: BaseModelEntry, catalog_path: Path) -> Path:
 
 
 def not_fetched(name: str, place: str) -> Unavailable:
-    """Return the refusal of a job whose base this process has not fetched yet, and does not fetch in a request."""
+    """Return the refusal of a job whose base this process has not fetched yet; it does not fetch a base during a
+    request.
+    """
     return Unavailable(
         Code.BASE_NOT_FETCHED,
         f"The base model {name} has not been fetched from {place} yet.",

@@ -64,7 +64,7 @@ def expected_tensors(config: ModelConfig, namespace: str | None = None) -> dict[
 
 
 def middle_keys(config: ModelConfig, namespace: str) -> list[str]:
-    """Return one key per layer whose presence proves the layer's: its attention's output projection."""
+    """Return one key per layer whose presence proves that the layer is complete: its attention's output projection."""
     return [
         f"{_block_prefix(config, namespace, layer)}.{config.spec.mixers[kind].output}.weight"
         for layer, kind in enumerate(config.layer_types)
@@ -72,7 +72,7 @@ def middle_keys(config: ModelConfig, namespace: str) -> list[str]:
 
 
 def linear_layers(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Return every linear layer but the head, full module name → (in, out) features, as the trainer names them.
+    """Return every linear layer except the head, full module name → (in, out) features, with the trainer's names.
 
     The trainer loads the text-only class, so a composite model's layers are under ``model`` there.
     """

@@ -16,10 +16,11 @@ from shared.lone_surrogates import has_lone_surrogate
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 MAX_HEADER_BYTES = 4 << 20
-"""Most bytes of a header. A tensor takes about 120, so this is 30,000 tensors; safetensors' own limit of 100 MB lets a
-file take a minute and gigabytes to be refused."""
+"""Largest size of a header in bytes. A tensor takes about 120, so this is enough for 30,000 tensors; with safetensors'
+own limit of 100 MB, refusing a file could take a minute and gigabytes.
+"""
 MAX_DIMENSIONS = 64
-"""Most dimensions of a tensor, as in NumPy; a weight of a model has at most five."""
+"""Largest number of dimensions of a tensor, as in NumPy; a weight of a model has at most five."""
 MAX_DIMENSION = (1 << 63) - 1
 """Largest size of a dimension, as in PyTorch. A product of numbers with thousands of digits would take minutes."""
 DTYPE_BITS = {
@@ -84,7 +85,9 @@ def find_shards(folder: Path) -> dict[str, list[str] | None]:
             raise ArtifactInvalid(
                 Code.MODEL_WEIGHTS_PICKLED,
                 f"The only weights are pickle ({pickled[0]}), which can run code and is never loaded.",
-                remedy="Convert them to safetensors where it is safe to open them, or use a revision that has safetensors.",
+                remedy=(
+                    "Convert them to safetensors where it is safe to open them, or use a revision that has safetensors."
+                ),
                 param=pickled[0],
             )
         raise broken_model(Code.MODEL_WEIGHTS_NOT_FOUND, f"Neither {WEIGHTS} nor {INDEX} exists", WEIGHTS)

@@ -20,7 +20,7 @@ class Substance:
     """Measures of an answer's substance, beyond being correct code.
 
     Attributes:
-        markers: how often it has one of :data:`MARKERS`, as a word of its own.
+        markers: number of occurrences of :data:`MARKERS`, as separate words.
         is_trivial: its size is below :data:`MIN_SIZE`.
         richness: kinds of construct; see :attr:`shared.checkers.checker.Check.richness`.
     """

@@ -43,9 +43,10 @@ class Check:
 
     Attributes:
         diagnostics: its faults, at most :data:`MAX_DIAGNOSTICS`; none when it compiles.
-        constructs: how often it has each kind of construct; names are the checker's, such as ``function`` or ``loop``.
-        size: how much of it does something: lines of code without comments and docstrings, values of JSON, clauses of
-            SQL.
+        constructs: number of occurrences of each kind of construct; names are the checker's, such as ``function`` or
+            ``loop``.
+        size: amount of code that does something: lines of code without comments and docstrings, values of JSON, clauses
+            of SQL.
     """
 
     diagnostics: tuple[Diagnostic, ...]
@@ -64,12 +65,14 @@ class Check:
 
     @property
     def signature(self) -> tuple[tuple[str, str], ...]:
-        """The faults without their positions: equal when the same mistakes are repeated elsewhere."""
+        """The faults without their positions; equal if the same mistakes occur in other places."""
         return tuple(sorted({(fault.code, fault.message) for fault in self.diagnostics}))
 
 
 class Checker(Protocol):
-    """Checks code of one language. It must not run it, and need not bound time or memory: its process is bounded."""
+    """Checks code of one language. It must not run the code, and need not limit time or memory, because its process is
+    limited.
+    """
 
     def check(self, text: str) -> Check:
         """Find all faults of a piece of code and its constructs. No code makes it raise."""

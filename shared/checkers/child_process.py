@@ -1,8 +1,9 @@
 """Process that checks code: reads one request per line of standard input, and writes one answer per line to its output.
 
 Started by `contained.py`, which sends {"language", "text"} and gets {"diagnostics", "constructs", "size"} or {"error"};
-with {"units": true} it gets {"diagnostics", "units"}, where null says that the checker does not divide files. With "is_last" the process has ended, and another is to be started.
-Parsers are not a sandbox: the limits of this process bound hostile input.
+with {"units": true} it gets {"diagnostics", "units"}, where null says that the checker does not divide files. "is_last"
+means that the process ends after this answer, and another one must be started. Parsers are not a sandbox: the limits of
+this process bound hostile input.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ from shared.checkers.checker import Checker
 from shared.errors import Code, InvalidRequest
 
 GROUP = "mens.checkers"
-"""Entry points of other packages: a language's name → a callable without parameters that makes a checker."""
+"""Entry point group for other packages: each language's name stands for a callable without parameters that returns a
+checker.
+"""
 LANGUAGE = re.compile(r"^[a-z0-9][a-z0-9_+#-]{0,31}$")
 
 
@@ -73,7 +75,7 @@ def _entry_point(language: str) -> EntryPoint | None:
 
 @lru_cache(maxsize=64)
 def _found_entry_point(language: str, _search_path: tuple[str, ...]) -> EntryPoint | None:
-    """Find an entry point; cached for all grades, so a package that is installed later needs a restart."""
+    """Find an entry point; cached for all grades, so a package that is installed later is found only after a restart."""
     return next(iter(entry_points(group=GROUP, name=language)), None)
 
 

@@ -1,7 +1,7 @@
 """Divide a Python file into its module, functions, classes, methods and tests, in one pass over its tree.
 
-The pass writes the tree as a list of tokens. A unit is a slice of that list, so that its digest, its constructs and its
-nesting need no pass of their own.
+The pass writes the tree as a list of tokens. A unit is a slice of that list, so that its digest, constructs and nesting
+need no separate pass.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _BLOCKS = frozenset((
     ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try,
     ast.TryStar,
 ))  # fmt: skip
-"""Statements whose first line alone is a line of their own."""
+"""Statements of which only the first line counts as a line."""
 _BOUND: dict[type, tuple[str, ...]] = {
     ast.arg: ("arg",), ast.MatchAs: ("name",), ast.MatchStar: ("name",), ast.MatchMapping: ("rest",),
 }  # fmt: skip
-"""Fields with a name that is bound, of nodes that are not statements."""
+"""Fields that contain a bound name, in nodes that are not statements."""
 _LOCAL = "\0"
-"""Begin of a local name's replacement; source text cannot hold it."""
+"""Prefix of a local name's replacement; source text cannot contain it."""
 _NO_TREE = frozenset(
     ("ctx", "type_comment", "kind", "type_ignores", "lineno", "col_offset", "end_lineno", "end_col_offset")
 )
@@ -47,7 +47,7 @@ class _Place:
 
 @dataclass(slots=True)
 class _Span:
-    """A definition and the slices of the pass that it has."""
+    """A definition, and its slices of the pass."""
 
     node: _Definition
     owner: str
@@ -266,7 +266,7 @@ class _Pass:
         )
 
     def _nesting(self, begin: _Place, end: _Place, depth: int) -> int:
-        """Return how much deeper than a body of its own the innermost statement is."""
+        """Return the nesting depth of the innermost statement, relative to the body."""
         return max(0, max(self._depths[begin.depths : end.depths], default=depth + 1) - depth - 1)
 
     def _digest(self, begin: _Place, end: _Place, *, renames_first: bool) -> str:
@@ -285,7 +285,7 @@ class _Pass:
         return hashlib.sha256("\n".join(tokens).encode(errors="surrogatepass")).hexdigest()
 
     def _free_names(self, span: _Span) -> set[str]:
-        """Return the names that a definition reads and does not bind; of a class, also some that its methods bind."""
+        """Return the names that a definition reads but does not bind; for a class, also some that its methods bind."""
         bound = span.scope + 1 if isinstance(span.node, _Function) else -1
         names = self._names[span.begin.names : span.end.names]
         scopes = self._scopes[span.begin.names : span.end.names]
@@ -299,7 +299,7 @@ class _Pass:
         return [future, *(line for line in imports if line != future)] if "__future__" in future else imports
 
     def _signature(self, node: _Definition, first: int, body: ast.stmt) -> tuple[str, bool]:
-        """Return what precedes a body, and whether the body begins on its last line."""
+        """Return the text before a body, and whether the body begins on the last line of that text."""
         last = _first_line(body)
         lines = self._dedented(first, last, node.col_offset)
         before = self._lines[last - 1].encode()[: body.col_offset].decode()
@@ -313,7 +313,7 @@ class _Pass:
         return "\n".join(lines).rstrip(), is_one_line
 
     def _dedented(self, first: int, last: int, columns: int) -> list[str]:
-        """Return lines of the file without an indentation, except where they are content of a string."""
+        """Return lines of the file with the indentation removed, except where they are the content of a string."""
         lines = self._lines[first - 1 : last]
         if not columns:
             return lines
@@ -364,7 +364,7 @@ def _is_constant(node: ast.AST) -> bool:
 
 
 def _imports(body: Iterable[ast.stmt]) -> Iterator[tuple[str, str]]:
-    """Yield the names that a module imports, each with an import of it alone."""
+    """Yield the names that a module imports, each with an import statement for that name alone."""
     for node in _module_statements(body):
         if isinstance(node, ast.Import):
             for alias in node.names:

@@ -1,8 +1,8 @@
 """``python -m shared.compilers CONFIG``, within bubblewrap: confines itself, and becomes the compiler.
 
-The code is its standard input. On the descriptor ``report_fd`` it writes ``+`` just before it becomes the compiler, or
-why it cannot. The compiler does not inherit the descriptor, so that nothing the code makes a compiler do looks like a
-failure of the sandbox.
+The code is its standard input. To the descriptor ``report_fd`` it writes ``+`` just before it becomes the compiler, or
+the reason why it cannot. The compiler does not inherit the descriptor, so that the code cannot make a compiler imitate
+a failure of the sandbox.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.sandbox.environment import readable_paths
 from shared.sandbox.levels import Limits
 
 LINKERS = (Path("/lib64/ld-linux-x86-64.so.2"), Path("/lib/ld-linux-aarch64.so.1"))
-"""Programs that the kernel executes first for every program linked with libraries."""
+"""Dynamic linkers, which the kernel executes first for every dynamically linked program."""
 
 
 def become_compiler(config: dict[str, Any]) -> None:

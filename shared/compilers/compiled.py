@@ -1,4 +1,4 @@
-"""Run a compiler on code in a bubblewrap of its own, whose end is the end of every process in it. Start reading here.
+"""Run a compiler on code in a separate bubblewrap; when that ends, every process in it ends. Start reading here.
 
 A compiler is trusted no more than the code it reads: it may start processes, execute its own programs and nothing else.
 It has no network, reads only the machine's files that it was given, and has the limits of an item.
@@ -35,7 +35,8 @@ from shared.sandbox.levels import MAX_OUTPUT_BYTES, Limits
 CHECK_SECONDS = 0.02
 """Interval at which time and memory of a running compiler are measured."""
 PROCESSES = 32
-"""Most processes and threads of a compiler: gcc has two, rustc as many threads as the machine has cores."""
+"""Largest number of processes and threads of a compiler: gcc has two, rustc as many threads as the machine has cores.
+"""
 RETRY_SECONDS = (0.1, 0.5)
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -46,7 +47,7 @@ class Compilation:
 
     Attributes:
         exit_code: 0 when it accepts the code; above 128 when a signal ended it; None when it exceeded a limit.
-        output: the first 64 kB that it printed; or the limit that it exceeded.
+        output: the first 64 kB of its output, or the limit that it exceeded.
     """
 
     exit_code: int | None
@@ -64,7 +65,8 @@ def run_compiler(compiler: Compiler, text: str, sandbox: Sandbox) -> Compilation
     The caller must know that this machine contains compilers: `probe.py` shows it.
 
     Args:
-        sandbox: whose limits hold, for all processes of the compiler together, and whose turns are taken.
+        sandbox: the sandbox whose limits apply to all processes of the compiler together, and whose turns the compiler
+            takes.
 
     Raises:
         Unavailable: ``SANDBOX_FAILED``: bubblewrap or the compiler does not start, three times, or the sandbox was

@@ -14,7 +14,9 @@ from pathlib import Path
 from shared.errors import Code, Unavailable
 
 GROUP = "mens.compilers"
-"""Entry points of other packages: a language's name → a callable without parameters that makes a compiler."""
+"""Entry point group for other packages: each language's name stands for a callable without parameters that returns a
+compiler.
+"""
 LANGUAGE = re.compile(r"^[a-z0-9][a-z0-9_+#-]{0,31}$")
 _OF_GCC = ("/usr/lib/gcc", "/usr/libexec/gcc", "/usr/include", "/usr/local/include")
 
@@ -64,7 +66,7 @@ def find_compiler(language: str) -> Compiler | None:
 
 @lru_cache(maxsize=64)
 def _found(language: str, _search_path: tuple[str, ...]) -> Compiler | None:
-    """Find a compiler; cached for all grades, so one that is installed later needs a restart."""
+    """Find a compiler; cached for all grades, so a compiler that is installed later is found only after a restart."""
     if language in _OWN:
         return _OWN[language]()
     point = next(iter(entry_points(group=GROUP, name=language)), None)

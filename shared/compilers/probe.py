@@ -15,7 +15,7 @@ from shared.sandbox.levels import Attack, Level, Limits
 from shared.sandbox.probe import missing, targets
 
 LEVEL: Level = "bubblewrap"
-"""The only level at which compilers run: at the other one nothing ends the processes that they leave behind."""
+"""The only level at which compilers run: at the other level, processes that they leave behind would not be ended."""
 PROBE_LIMITS = Limits(wall_seconds=30, memory_bytes=1 << 30, file_bytes=1 << 20, tmpfs_bytes=64 << 20)
 TAKEN_OVER = Compiler((sys.executable, "-s", "-P", "main.py"), "main.py", (sys.prefix, sys.base_prefix))
 """Python in place of a compiler that its input controls completely."""

@@ -1,5 +1,5 @@
-"""A child process in a group of its own: started, with namespaces or without, read within a time, ended with all that
-it started.
+"""Runs a child process in its own process group, with or without namespaces: starts it, reads from it within a time
+limit, and ends it with all processes that it started.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ContainedProcess:
         return self.process.poll() is None
 
     def send(self, content: bytes) -> None:
-        """Write to its input; a process that has ended reads nothing, which :meth:`read_line` then shows."""
+        """Write to its input; if the process has ended, the text is lost, and :meth:`read_line` shows that."""
         assert self.process.stdin
         with suppress(BrokenPipeError):
             self.process.stdin.write(content)
@@ -84,7 +84,7 @@ class ContainedProcess:
             self.process.stdin.close()
 
     def read_line(self, seconds: float) -> bytes | None:
-        """Read a line of its output; it lacks its end if the process ended, and is None if the time is over."""
+        """Read a line of its output; the line is incomplete if the process ended, and None if the time is over."""
         assert self.process.stdout
         deadline, line = time.monotonic() + seconds, b""
         while not line.endswith(b"\n"):
@@ -102,7 +102,7 @@ class ContainedProcess:
         exit code.
 
         Args:
-            grace_seconds: for so long it may end by itself.
+            grace_seconds: time in which it may end on its own.
         """
         self._wait(grace_seconds)
         if self.is_running() and self.first != self.process.pid:

@@ -30,18 +30,18 @@ def auto_batch_size(rows: int) -> int:
 
 
 def auto_epochs(rows: int, batch_size: int, rate_of_base: float | None) -> int:
-    """Return the passes over the file; ``rate_of_base`` is the catalogue's, None if the base has none there."""
+    """Return the number of epochs; ``rate_of_base`` is the catalogue's learning rate, None if the base has none there."""
     most = MAX_EPOCHS_AT_HIGH_RATE if auto_learning_rate(rate_of_base) >= HIGH_RATE else MAX_EPOCHS
     return max(1, min(most, math.ceil(TARGET_STEPS * batch_size / max(1, rows))))
 
 
 def auto_exec(rows: int, rate_of_base: float | None, *, pairs: bool = False) -> dict[str, float]:
-    """Return the contract's ``exec`` section by the auto rules; explicit values override it.
+    """Return the contract's ``exec`` section according to the auto rules; explicit values override it.
 
     Args:
         rows: number of rows of the training file.
-        rate_of_base: the catalogue's; None if the base has none there.
-        pairs: the rows are pairs of answers, or rated ones.
+        rate_of_base: the catalogue's learning rate; None if the base has none there.
+        pairs: whether the rows are pairs of answers, or rated answers.
     """
     batch_size = auto_batch_size(rows)
     return {
@@ -53,7 +53,7 @@ def auto_exec(rows: int, rate_of_base: float | None, *, pairs: bool = False) -> 
 
 
 def auto_pair_epochs(pairs: int, batch_size: int) -> int:
-    """Return the passes over a file of pairs: enough for about 100 steps, from 1 to 3."""
+    """Return the number of epochs over a file of pairs: enough for about 100 steps, from 1 to 3."""
     return max(1, min(MAX_EPOCHS, math.ceil(PAIR_STEPS * batch_size / max(1, pairs))))
 
 
@@ -68,10 +68,10 @@ def auto_learning_rate(of_base: float | None, *, pairs: bool = False) -> float:
 def note_on_default_rate(
     rate: float, *, is_default: bool, base: str, rate_of_base: float | None, pairs: bool = False
 ) -> list[str]:
-    """Return a note if a job uses the contract's default learning rate and the base learns well at another.
+    """Return a note if a job uses the contract's default learning rate but the base learns well at a different one.
 
     Args:
-        rate: that the job trains with.
+        rate: learning rate that the job trains with.
         is_default: whether it is the default, not set by caller, rule or preset.
         base: name of the base.
         rate_of_base: the catalogue's; None when it has none for the base.
@@ -87,7 +87,7 @@ def note_on_default_rate(
 
 
 def note_on_epochs(epochs: int, rate_of_base: float | None, *, has_replay: bool) -> list[str]:
-    """Return a note if this many epochs cost a real base general skills; none if rows are replayed.
+    """Return a note if this many epochs would cost a real base general skills; none if rows are replayed.
 
     Args:
         epochs: the job's epochs.

@@ -1,4 +1,4 @@
-"""Adapter method and base precision are one choice: a half that is set decides the other.
+"""Adapter method and base precision are a single choice: if one is set, it determines the other.
 
 written means qlora, or backend candle the base in NF4 lora, or backend burn the base unquantised nf4 qlora none lora
 nothing open: `shared/preflight/base_precision.py` decides by the machine; until then it counts as QLoRA
@@ -23,10 +23,10 @@ def is_open(contract: FineTuneContract) -> bool:
 
 
 def pair_of(contract: FineTuneContract, open_base: HeldBase = BaseQuant.NF4) -> tuple[TrainedMethod, HeldBase]:
-    """Return method and precision, neither of them ``auto``; a pair that is set stays, whether or not it can run.
+    """Return method and precision, neither of them ``auto``; a pair that is set is kept, whether or not it can run.
 
     Args:
-        open_base: the precision where nothing is written.
+        open_base: the precision if neither is set.
     """
     method, base = contract.adapter.method, contract.quant.base
     if base is BaseQuant.AUTO:

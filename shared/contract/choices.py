@@ -1,4 +1,4 @@
-"""Fields of a contract that are one of a few values, and every accepted spelling of these."""
+"""Enumerated fields of a contract, with every accepted spelling of their values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class AdapterTargets(StrEnum):
 
 
 class BaseQuant(StrEnum):
-    """How the frozen base is held; ``auto``, which no plan holds, is decided by the machine's memory."""
+    """Precision of the frozen base in memory; ``auto``, which plans never contain, is resolved from the machine's
+    memory.
+    """
 
     AUTO = "auto"
     NONE = "none"

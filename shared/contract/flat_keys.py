@@ -19,7 +19,10 @@ from shared.contract.field_names import flat_names, nearest_field, other_spellin
 from shared.contract.values import BAD_NAME
 from shared.errors import Code, ContractRejected
 
-SCHEMA_REMEDY = "The contract's schema is at GET /v1/contract/schema; offline, `mens plan FILE --model BASE --json` prints every field."
+SCHEMA_REMEDY = (
+    "The contract's schema is at GET /v1/contract/schema; offline, `mens plan FILE --model BASE --json` prints every "
+    "field."
+)
 
 _METHODS = {Kernel.BURN_LORA: ("lora", "none"), Kernel.CANDLE_QLORA: ("qlora", "nf4")}
 
@@ -88,7 +91,7 @@ def from_flat(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lifted(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Iterate over the fields that one key sets, with their paths."""
+    """Iterate over the fields that a key sets, with their paths."""
     name = key.lstrip("-").replace("-", "_")
     if isinstance(value, Mapping) and name in FineTuneContract.model_fields:
         others = other_spellings(name)

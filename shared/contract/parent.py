@@ -16,7 +16,7 @@ class PlannedParent(ContractValue):
     Attributes:
         base_digest: digest of the base that it was trained on, as in the catalogue.
         target_modules: last parts of its layers' names, sorted.
-        quant_base: how its base was held; None where that is unknown.
+        quant_base: precision of its base in training; None if unknown.
         answer_models: models of other servers whose answers it was trained on, as in ``provenance.answer_models``.
     """
 
@@ -34,7 +34,9 @@ class PlannedParent(ContractValue):
     answer_models: tuple[str, ...] = ()
 
     def factor(self, adapter: AdapterSection) -> float:
-        """Return the number that the parent's B is multiplied by, so that it means the same under the run's own alpha and rank."""
+        """Return the factor by which the parent's B is multiplied, so that its effect is unchanged under the run's own
+        alpha and rank.
+        """
         return (self.alpha * adapter.rank) / (self.rank * adapter.alpha)
 
     def is_exact(self, adapter: AdapterSection) -> bool:

@@ -73,10 +73,10 @@ class PlannedBase(ContractValue):
 
 
 class ExecutionPlan(ContractValue):
-    """Everything a fine-tune attempt does, decided. Equal plans train equal adapters.
+    """Everything that a fine-tune attempt does, fully decided. Equal plans train equal adapters.
 
-    A field that a release adds gets a default that means what the releases before did, so a plan that one of them has stored
-    is still that plan: its digest is of what was stored.
+    A field that a release adds gets a default with the meaning of earlier releases, so that a plan stored by an earlier
+    release remains the same plan and keeps its digest.
     """
 
     version: Literal[1] = 1
@@ -216,7 +216,8 @@ def plan_finetune(
     if contract.exec.early_stopping_patience and not (validation or held_out):
         raise ContractRejected(
             Code.CONTRACT_UNSUPPORTED,
-            f"exec.early_stopping_patience is {contract.exec.early_stopping_patience}, but no row is left to validate on.",
+            f"exec.early_stopping_patience is {contract.exec.early_stopping_patience}, but no row is left to "
+            "validate on.",
             remedy="Give a validation file, raise data.validation_split_ratio, or leave the field out.",
             param="exec.early_stopping_patience",
         )
@@ -301,8 +302,8 @@ def optimizer_steps(rows: int, contract: FineTuneContract) -> int:
 
 
 def planned_steps(epochs: Sequence[int], contract: FineTuneContract) -> int:
-    """Return the optimizer steps of a whole run, from the rows of each epoch: an epoch's last, incomplete window steps
-    too.
+    """Return the optimizer steps of a whole run, from the rows of each epoch: the last, incomplete batch of an epoch
+    counts as a step.
     """
     # Rounded up per epoch, not over the run: accumulation does not cross an epoch's end.
     rows_per_step = contract.exec.batch_size * contract.exec.grad_accum
@@ -334,7 +335,10 @@ def reject_unsupported(contract: FineTuneContract, *, accepted: bool = False) ->
             "exec.resume_from",
             contract.exec.resume_from,
             None,
-            "a job resumes from its own checkpoints by itself, and adapter.continue_from starts from another job's adapter",
+            (
+                "a job resumes from its own checkpoints by itself, and adapter.continue_from starts from another job's "
+                "adapter"
+            ),
         ),
         (
             "optimizer.experiment",
@@ -399,7 +403,8 @@ def refuse_unread(contract: FineTuneContract) -> None:
     if section.loss is PreferenceLoss.IPO and section.label_smoothing > 0:
         raise ContractRejected(
             Code.CONTRACT_INVALID,
-            f"preference.label_smoothing is {section.label_smoothing:g}, but the loss is ipo, which has no label smoothing.",
+            f"preference.label_smoothing is {section.label_smoothing:g}, but the loss is ipo, which has no label "
+            "smoothing.",
             remedy="Set preference.label_smoothing to 0, or preference.loss to sigmoid or sigmoid_norm.",
             param="preference.label_smoothing",
         )

@@ -1,7 +1,7 @@
 """The data files of presets, domain profiles and ladders, typed; `shared/contract/presets.py` applies them.
 
-Values and bounds are by field path of the contract. The numbers are the original system's; where one of them could
-never be used, the row's note says so.
+Values and bounds are by field path of the contract. The numbers are the original system's; if a value could never be
+used, the row's note says so.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ DEFAULT_PRESET = "4080"
 VRAM_SLACK = 0.97
 
 Source = Literal["explicit", "auto", "data", "machine", "parent", "domain", "ladder", "preset", "default"]
-"""Source of a field's value. ``auto``: a rule of `shared/contract/auto_hyperparameters.py` set it, before presets; it
-has the same precedence as an explicit one.
+"""Source of a field's value. ``auto``: set by a rule of `shared/contract/auto_hyperparameters.py` before presets; it
+has the same precedence as an explicit value.
 """
 
 
@@ -213,7 +213,7 @@ class _Draft:
             self._reasons.pop(path, None)
 
     def bound(self, bounds: Mapping[str, Bound], why: str) -> None:
-        """Move the fields that are not explicit into their bounds."""
+        """Clamp the fields that are not explicit to their bounds."""
         for path, bound in bounds.items():
             value = bound.clamp(self.values[path])
             if self.sources[path] == "explicit" or value == self.values[path]:

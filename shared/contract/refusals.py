@@ -42,9 +42,10 @@ class RefusalContext:
         rows: rows that can be trained on.
         experimental_optimizer: whether the installation has experimental optimizers; no release has any yet.
         force_kernel: a backend's name that the contract must agree with.
-        proxy_stack: how many layers' output projections the base's weights have, and how many its config implies.
-        accepted: this or an earlier release has accepted the contract and stored its plan. Claims in it without any
-            effect on the training are not refused again.
+        proxy_stack: number of output projections of layers in the base's weights, and the number that its config
+            implies.
+        accepted: this or an earlier release has accepted the contract and stored its plan. Statements in it that do not
+            affect the training are not refused again.
         gpu_fault: why the machine's GPU cannot be used; None if it can, and without a GPU.
     """
 
@@ -126,7 +127,9 @@ def check_refusals(contract: FineTuneContract, context: RefusalContext) -> list[
 
 
 def infer_kernel(contract: FineTuneContract, context: RefusalContext = UNKNOWN) -> Kernel:
-    """Return the kernel of a contract: NF4 or QLoRA is Candle's; LoRA is Burn's if a backend names it, else PEFT's."""
+    """Return the kernel of a contract: Candle's for NF4 or QLoRA; for LoRA Burn's if a backend names it, otherwise
+    PEFT's.
+    """
     method, base = pair_of(contract)
     if base is BaseQuant.NF4 or method is AdapterMethod.QLORA:
         return Kernel.CANDLE_QLORA
@@ -187,7 +190,8 @@ REFUSALS: tuple[Refusal, ...] = (
         Code.QLORA_REQUIRES_HF_TOKENIZER,
         "data.tokenizer_mode",
         lambda c, _: not _is_lora(c) and c.data.tokenizer_mode is not TokenizerMode.HF,
-        "The base is tuned by QLoRA, but data.tokenizer_mode is {c.data.tokenizer_mode}: QLoRA needs the base's own tokenizer.",
+        "The base is tuned by QLoRA, but data.tokenizer_mode is {c.data.tokenizer_mode}: QLoRA needs the base's own "
+        "tokenizer.",
         "Set data.tokenizer_mode to hf.",
     ),
     Refusal(
@@ -245,7 +249,8 @@ REFUSALS: tuple[Refusal, ...] = (
         "adapter.method",
         _is_burn,
         "The Burn LoRA backend can be planned, but is no longer run.",
-        "Leave the backend out: adapter.method lora with quant.base none trains LoRA over the unquantised base. Or move to"
+        "Leave the backend out: adapter.method lora with quant.base none trains LoRA over the unquantised base. Or "
+        "move to"
         " QLoRA: set adapter.method to qlora, quant.base to nf4, data.tokenizer_mode to hf, and name the base in"
         " model.hf_repo.",
     ),
@@ -300,7 +305,8 @@ REFUSALS: tuple[Refusal, ...] = (
         Code.CE_LAST_K_TOO_LARGE,
         "exec.qlora_ce_last_k",
         lambda c, _: c.exec.qlora_ce_last_k > min(MAX_CE_LAST_K, c.exec.seq_len),
-        "exec.qlora_ce_last_k is {c.exec.qlora_ce_last_k}; the maximum is 64, or exec.seq_len ({c.exec.seq_len}) if that is smaller.",
+        "exec.qlora_ce_last_k is {c.exec.qlora_ce_last_k}; the maximum is 64, or exec.seq_len ({c.exec.seq_len}) if "
+        "that is smaller.",
         "Lower it, or set it to 0 for the loss on every assistant token.",
     ),
     Refusal(

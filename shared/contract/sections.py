@@ -181,7 +181,7 @@ def _backend(name: object) -> object:
 
 
 class ExecSection(ContractValue):
-    """How it is trained."""
+    """Settings of the training."""
 
     epochs: Integer = Field(3, ge=1, le=1000)
     seq_len: Integer = Field(
@@ -256,7 +256,7 @@ class DeviceSection(ContractValue):
 
 
 class TrajectorySection(ContractValue):
-    """Rows that weigh more in the loss, by their own metadata."""
+    """Weights of rows in the loss, by their metadata."""
 
     enabled: StrictBool = False
     tool_trace_boost: Number = Field(1.1, ge=0.0)
@@ -266,7 +266,7 @@ class TrajectorySection(ContractValue):
 
 
 class OptimizerSection(ContractValue):
-    """Which optimizer."""
+    """The optimizer."""
 
     kind: OptimizerKind = OptimizerKind.ADAMW
     experiment: OptimizerExperiment = OptimizerExperiment.OFF
@@ -279,7 +279,7 @@ class CurriculumSection(ContractValue):
 
 
 class ChatmlSection(ContractValue):
-    """Marks of a turn; what is null comes from the base's own chat template."""
+    """Markers of a turn; null values come from the base's own chat template."""
 
     im_start: Annotated[str, Field(min_length=1)] | None = None
     im_end: Annotated[str, Field(min_length=1)] | None = None

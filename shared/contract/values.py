@@ -31,7 +31,8 @@ def describe_bad_name(text: str) -> str | None:
     if re.fullmatch(_NAME_PATTERN, text):
         return None
     return (
-        f"{text[:80]!r} is not a valid name: lower-case letters, digits, '.', '_' and '-', at most 64 of them, a letter or digit "
+        f"{text[:80]!r} is not a valid name: lower-case letters, digits, '.', '_' and '-', at most 64 of them, a "
+        "letter or digit "
         "first; e.g. support-v2"
     )
 
@@ -47,7 +48,8 @@ def describe_bad_foreign_name(text: str) -> str | None:
     if re.fullmatch(_FOREIGN_NAME_PATTERN, text):
         return None
     return (
-        f"{text[:80]!r} is not a valid foreign name: letters, digits, '.', '_', ':' and '-', at most 256 of them, a letter or digit "
+        f"{text[:80]!r} is not a valid foreign name: letters, digits, '.', '_', ':' and '-', at most 256 of them, a "
+        "letter or digit "
         "first; e.g. ft:gpt-4o-mini-2024-07-18:acme:support:9xAbC1"
     )
 
@@ -74,7 +76,7 @@ _Item = TypeVar("_Item")
 
 
 class FrozenDict(dict[str, _Item]):
-    """An immutable dictionary: part of a value whose digest others have."""
+    """An immutable dictionary, used in values whose digests are stored elsewhere."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("a plan is not changed")
@@ -94,7 +96,7 @@ TemplateArguments = Annotated[
     Field(max_length=MAX_ARGUMENTS),
     AfterValidator(lambda arguments: FrozenDict(sorted(arguments.items()))),
 ]
-"""Arguments of a chat template by name, e.g. ``{"enable_thinking": False}``; their order means nothing."""
+"""Arguments of a chat template by name, e.g. ``{"enable_thinking": False}``; their order does not matter."""
 
 
 def describe_arguments(arguments: Mapping[str, Any]) -> str:

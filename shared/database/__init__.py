@@ -6,5 +6,5 @@ and below.
 
 Every verb of a class is one transaction; functions that take a session run inside their caller's. Locks are taken in
 this order, so that no two transactions wait for each other: a job, an alias, adapters by id and tenant, the change
-counter; of files a file or upload, its tenant, one content.
+counter; for files: a file or upload, its tenant, one content.
 """

@@ -103,7 +103,8 @@ class Adapters:
         return Adapters(self._db, tenant)
 
     def get(self, name: str, *, deleted: bool = False) -> Adapter:
-        """Return an adapter by its id or by an alias; if an alias has several, the one with the most weight.
+        """Return an adapter by its id or by an alias; if an alias has several adapters, the one with the largest
+        weight.
 
         Args:
             deleted: whether an adapter that is being or has been deleted is found too: its record stays.
@@ -149,7 +150,7 @@ class Adapters:
             return [Adapter.model_validate(row) for row in sorted(rows, key=place_of, reverse=True)]
 
     def page(self, *, after: str | None = None, limit: int = 20, text: str = "") -> Sequence[Adapter]:
-        """Return a page of adapters, newest first; one more than ``limit`` if more follow. Those that are being or have
+        """Return a page of adapters, newest first; ``limit`` + 1 of them if more follow. Those that are being or have
         been deleted are left out.
 
         Args:
@@ -201,7 +202,7 @@ def _has_text(text: str) -> ColumnElement[bool]:
 
 
 def is_lent(session: Session, row: AdapterRow) -> bool:
-    """Return whether another tenant's job made an adapter, which that tenant has permitted this one to use."""
+    """Return whether the adapter was made by another tenant's job and lent to this tenant."""
     return session.scalar(select(JobRow.tenant).where(JobRow.id == row.job_id)) != row.tenant
 
 
@@ -215,7 +216,7 @@ def register_adapters(
     registered again. An adapter that another tenant lent becomes the tenant's own.
 
     Returns:
-        the ids of those that can be called from now on and could not be before.
+        the ids of the adapters that can be called from now on but could not before.
     """
     callable_now = []
     # In the order of their ids, as every transaction locks adapters.

@@ -1,4 +1,5 @@
-"""End an attempt that failed: the job is queued again if the error may pass and attempts are left, else it fails.
+"""End an attempt that failed: the job is queued again if the error may be temporary and attempts are left; otherwise it
+fails.
 
 An outage of the installation is not the job's failure. It is counted separately, and the job outlives hours of it.
 """
@@ -30,17 +31,18 @@ OUTAGES = frozenset(
 """Codes of retryable errors whose cause is a part of the installation."""
 MAX_OUTAGES = 24
 OUTAGE_BACKOFF_SECONDS = (1, 5, 15, 60, 300, 900)
-"""Another machine may be sound, so the first attempts follow soon. All of them together take five hours: a job that
-itself causes the outage, by filling a disk, must end."""
+"""Delays between attempts. The first ones are short, because another machine may be healthy. Together they take five
+hours, because a job that causes the outage itself, by filling a disk, must end.
+"""
 KEPT_LOGS = 5
-"""Attempts of a job whose logs are kept."""
+"""Number of attempts per job whose logs are kept."""
 CARRIED_OUT = {"cancel": "Job cancelled", "pause": "Job paused"}
-"""Outcomes of a job by the request of its owner, which takes the place of another attempt."""
+"""Outcome of a job for each request of its owner, which replaces another attempt."""
 LONGEST_DELAY_SECONDS = OUTAGE_BACKOFF_SECONDS[-1]
 
 
 def keep_log(session: Session, row: JobRow, text: str) -> None:
-    """Keep the end of the log of the job's present attempt; logs of the oldest attempts are removed."""
+    """Store the end of the log of the job's present attempt; logs of the oldest attempts are removed."""
     old = AttemptLogRow.attempt <= row.attempt - KEPT_LOGS
     session.execute(delete(AttemptLogRow).where(AttemptLogRow.job_id == row.id, old))
     session.merge(AttemptLogRow(job_id=row.id, attempt=row.attempt, text=storable(text)))
@@ -69,7 +71,9 @@ def fail_attempt(session: Session, row: JobRow, error: MensError, now: datetime)
 
 
 def _count(row: JobRow, error: MensError) -> tuple[int, int, tuple[int, ...]]:
-    """Count a failed attempt; return the failures of this kind so far, how many end the job, and the delays."""
+    """Count a failed attempt; return the number of failures of this kind so far, the number at which the job ends, and
+    the delays.
+    """
     if error.code in OUTAGES:
         row.outages += 1
         return row.outages, MAX_OUTAGES, OUTAGE_BACKOFF_SECONDS

@@ -30,7 +30,7 @@ class Changes:
 def bump(session: Session, what: What) -> None:
     """Count a change in the transaction that makes it, so that a reader of the new count also reads what changed.
 
-    Each transaction waits here until the previous one has ended. So call this after other rows are locked. A
+    Each transaction waits here until the previous one has ended, so call this only after locking other rows. A
     transaction that changes several kinds counts adapters before aliases.
     """
     _add(session, what, 1)

@@ -26,12 +26,16 @@ from shared.errors import Code, Conflict, Unavailable
 SQLITE_SYNCHRONOUS = "FULL"
 """SQLite's ``synchronous``: a commit survives a power cut. Tests set OFF, which is faster."""
 LOCK_SECONDS = 5.0
-"""Wait of a statement for a lock, on SQLite of a transaction for the file's, and of a caller for a pooled connection."""
+"""Longest wait of a statement for a lock (on SQLite, of a transaction for the file's lock), and of a caller for a
+pooled connection.
+"""
 STATEMENT_SECONDS = 30.0
-"""Time of a PostgreSQL statement. A locked or slow table gives its own callers a 503, and takes no connection from others."""
+"""Time limit of a PostgreSQL statement, so that callers of a locked or slow table get a 503 instead of occupying
+connections that others need.
+"""
 ANSWER_SECONDS = 5
-"""Wait for a new connection, for the probe of a pooled one, and for a statement beyond `STATEMENT_SECONDS`: a server that hangs keeps
-no times, and its machine may still confirm what it receives. Whole seconds, for libpq.
+"""Longest wait for a new connection, for the probe of a pooled one, and for a statement beyond `STATEMENT_SECONDS`: a
+hanging server enforces no time limits, although its machine may still acknowledge packets. Whole seconds, for libpq.
 """
 SERVER_OPTIONS = {
     # Strings arrive as strings whatever the database's own encoding is: from SQL_ASCII they would be bytes.
@@ -189,10 +193,11 @@ def _limit_waits(connection: Any, _record: Any) -> None:
 
 
 def _wait(connection: Any, wait: Callable[..., Any], answer: Any, **options: Any) -> Any:
-    """Wait for a server's answer as psycopg does, but not permanently. A connection that gets none is closed, because it cannot be used again.
+    """Wait for a server's answer as psycopg does, but with a time limit. A connection without an answer is closed,
+    because it cannot be used again.
 
     Raises:
-        psycopg.OperationalError: it did not come in time.
+        psycopg.OperationalError: the answer did not come in time.
     """
     # SQLAlchemy probes a pooled connection outside of a transaction, where nothing else is asked.
     seconds = ANSWER_SECONDS + (0 if connection.autocommit else STATEMENT_SECONDS)

@@ -149,7 +149,7 @@ class Deletions:
 
 
 def withdraw(session: Session, row: AdapterRow, now: datetime) -> None:
-    """Mark an adapter, whose row is locked, as being deleted: after the transaction no request is routed to it."""
+    """Mark an adapter, whose row is locked, as being deleted: after the transaction, no request is routed to it."""
     row.deleting_at, row.published = now, False
     session.flush()
     bump(session, "adapters")
@@ -164,8 +164,9 @@ def adapter_needed_by(kind: str, plan: Mapping[str, Any]) -> str | None:
 
 
 def models_asked_by(session: Session, jobs: Sequence[JobRow]) -> dict[str, set[str]]:
-    """Return the models to which unfinished jobs send requests until they end, by the id of the job: those that an evaluation
-    compares and those that judge its answers; those that a judged adapter is compared with. Names of bases and aliases are among them.
+    """Return the models to which unfinished jobs send requests until they end, by the id of the job: those that an
+    evaluation compares and those that judge its answers, and those with which a judged adapter is compared. They
+    include names of bases and aliases.
     """
     models_by_job = {job.id: models_of(job.plan) if job.kind == Kind.EVALUATE else set[str]() for job in jobs}
     judged = {
@@ -257,7 +258,8 @@ def _refuse_lent(session: Session, row: AdapterRow) -> None:
     projects = [permission.project for permission in permissions]
     raise Conflict(
         Code.MODEL_IN_USE,
-        f"{row.id} may be used by {', '.join(projects[:5])}{f' and {len(projects) - 5} more' if len(projects) > 5 else ''}.",
+        f"{row.id} may be used by "
+        f"{', '.join(projects[:5])}{f' and {len(projects) - 5} more' if len(projects) > 5 else ''}.",
         remedy="Revoke the permissions first: DELETE /v1/fine_tuning/checkpoints/MODEL/permissions/ID.",
         param="model",
         details={"permissions": [permission.id for permission in permissions]},

@@ -1,4 +1,4 @@
-"""A job's adapters and files, kept while it is still judged, so that they survive however the judging ends."""
+"""A job's adapters and files, recorded before it is judged, so that they survive however the judging ends."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def outlives(row: JobRow, error: MensError) -> bool:
 
 
 def finish_unjudged(session: Session, row: JobRow, error: MensError, now: datetime) -> None:
-    """End a job with success, although its published adapter was not judged; its alias stays, the result says why."""
+    """End a job with success although its published adapter was not judged; its alias is not moved, and the result says
+    why.
+    """
     kept = dict(row.result)
     alias, adapter = kept.pop(JUDGED_FOR), kept["adapter_id"]
     error_fields = error.as_dict()

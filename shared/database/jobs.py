@@ -39,7 +39,7 @@ from shared.observability.tracing import current_traceparent
 JOB_ID_PREFIX = "ftjob"
 MAX_MESSAGE_CHARS = 2000
 LAST_RESULTS = 20
-"""Results among which a measured speed is searched."""
+"""Number of most recent results that are searched for a measured speed."""
 
 
 class TrainingRate(NamedTuple):
@@ -83,8 +83,8 @@ class Jobs:
 
         Raises:
             Conflict: ``IDEMPOTENCY_CONFLICT``: the key was used with another request.
-            NotFound: ``ADAPTER_NOT_FOUND``: the adapter that the job reads has been deleted. ``EVAL_NOT_FOUND``: so has the eval.
-                ``MODEL_NOT_FOUND``: so has a model that an evaluation asks.
+            NotFound: ``ADAPTER_NOT_FOUND``: the adapter that the job reads has been deleted. ``EVAL_NOT_FOUND``: the
+                eval has been deleted. ``MODEL_NOT_FOUND``: a model that an evaluation uses has been deleted.
             TooMany: ``QUEUED_JOBS_LIMITED``. Forbidden: ``GPU_MINUTES_EXHAUSTED``.
         """
         if replayed := self._replayed(submission):
@@ -177,7 +177,8 @@ class Jobs:
             return self._row(session, job_id).preflight
 
     def log(self, job_id: str, attempt: int | None = None) -> AttemptLog | None:
-        """Return the end of the log of an attempt, the last one that has any or a given one; None if none was kept.
+        """Return the end of the log of an attempt: the given one, or the last attempt that has a log; None if no log
+        was kept.
 
         Raises:
             NotFound: ``JOB_NOT_FOUND``: also for a job that other tenants see, because a log may quote rows.
@@ -212,7 +213,7 @@ class Jobs:
         return TrainingRate(row.result["tokens_per_second"], row.id, _other_seconds(row)) if row else None
 
     def cancel(self, job_id: str) -> Job:
-        """Cancel a job that is not running at once; request that a running job's worker stops.
+        """Cancel a job immediately if it is not running; otherwise request that its worker stops.
 
         Raises:
             NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``: it has
@@ -221,7 +222,7 @@ class Jobs:
         return self._request(job_id, Verb.CANCEL, "cancel")
 
     def pause(self, job_id: str) -> Job:
-        """Pause a queued job at once; request that a running job's worker writes a checkpoint and stops.
+        """Pause a queued job immediately; for a running job, request that its worker writes a checkpoint and stops.
 
         Raises:
             NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``.
@@ -245,7 +246,7 @@ class Jobs:
             return Job.model_validate(row)
 
     def set_priority(self, job_id: str, priority: int) -> Job:
-        """Change the priority of a job that has not finished; it counts the next time that the job waits.
+        """Change the priority of a job that has not finished; it takes effect the next time that the job waits.
 
         Raises:
             NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``: it has

@@ -1,4 +1,4 @@
-"""Jobs, with the verbs of workers: claim a job, keep the lease, report, and end the attempt; and of the control worker.
+"""Jobs, with the verbs of workers (claim a job, keep the lease, report, and end the attempt) and of the control worker.
 
 The attempt number is the fencing token. Every write here carries it and is refused once another attempt has begun, so a
 worker that was taken for dead cannot change a job it lost.
@@ -42,7 +42,7 @@ from shared.job_series import SeriesChunk
 from shared.scheduling.fair_queue import FairQueue
 
 CLOCK_SLACK = timedelta(seconds=5)
-"""By which another transaction may have read the clock later."""
+"""Largest time by which another transaction may have read the clock later."""
 UNLOCKED = select(JobRow).where(JobRow.id == bindparam("job_id")).with_for_update(skip_locked=True)
 
 
@@ -51,7 +51,7 @@ class Lease:
     """The right to write one job, until it expires.
 
     Attributes:
-        gpus: that the attempt occupies. spent: by the earlier attempts.
+        gpus: number of GPUs that the attempt occupies. spent: time used by earlier attempts.
     """
 
     job: Job
@@ -73,8 +73,8 @@ class Leases:
         time.
 
         Args:
-            worker: its name.
-            gpus: that it gives to a job.
+            worker: the worker's name.
+            gpus: number of GPUs that it gives to a job.
 
         Returns:
             None when no job may be taken now.
@@ -104,8 +104,8 @@ class Leases:
             return self._begin(session, row, worker, gpus, now) if row is not None else None
 
     def may_run(self, tenant: TenantName) -> str | None:
-        """Return a queued job whose tenant has a limit of running jobs: it may have waited for the job that has just
-        ended.
+        """Return a queued job whose tenant has a limit of running jobs, because it may have waited for the job that has
+        just ended.
         """
         limited = select(TenantQuotaRow.tenant).where(
             TenantQuotaRow.tenant == tenant, TenantQuotaRow.running_jobs.is_not(None)
@@ -169,7 +169,7 @@ class Leases:
 
     @property
     def database(self) -> Database:
-        """The database that they are in."""
+        """The database that contains the jobs."""
         return self._db
 
     def mint_key(self, lease: Lease, role: Role) -> tuple[Key, str]:
@@ -213,8 +213,8 @@ class Leases:
         """Finish a job with success: its state, and its tenant's new adapters, result files and alias, in one
         transaction.
 
-        An alias whose policy the adapter does not satisfy stays where it is; the job succeeds, and its result says why
-        under ``alias``.
+        If the adapter does not satisfy the alias's policy, the alias is not moved; the job still succeeds, and its
+        result says why under ``alias``.
 
         Raises:
             LeaseLost: another attempt owns the job; nothing was written.
@@ -254,9 +254,9 @@ class Leases:
         Args:
             lease: lease of the job that made them.
             adapters: its result and checkpoints.
-            result: what the job came to until now, which gates on training read.
-            alias: that they are judged for.
-            files: that the job produced.
+            result: the job's result so far, which gates on training read.
+            alias: alias for which they are judged.
+            files: files that the job produced.
 
         Raises:
             LeaseLost: another attempt owns the job; nothing was written.
@@ -320,7 +320,7 @@ class Leases:
             return Job.model_validate(row)
 
     def keep_log(self, lease: Lease, text: str) -> None:
-        """Keep the end of the attempt's log with the job, instead of what was kept of it before.
+        """Store the end of the attempt's log with the job, replacing an earlier one.
 
         Raises:
             LeaseLost: another attempt owns the job.
@@ -384,7 +384,9 @@ class Leases:
             return list(session.scalars(ready.order_by(JobRow.created_at, JobRow.id).limit(1000)))
 
     def _correct_future_times(self, session: Session, now: datetime) -> None:
-        """Shorten leases and delays that were written before the clock went back, so that they end in their usual time."""
+        """Shorten leases and delays that were written before the clock was set back, so that they end after their usual
+        time.
+        """
         lease_end, due = now + self._lease, now + timedelta(seconds=LONGEST_DELAY_SECONDS)
         held = update(JobRow).where(JobRow.state == JobState.RUNNING, JobRow.lease_expires_at > lease_end + CLOCK_SLACK)
         session.execute(held.values(lease_expires_at=lease_end))

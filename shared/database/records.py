@@ -26,7 +26,7 @@ class Kind(StrEnum):
 
 
 ULID_TIME_CHARS = 10
-"""Characters of a ULID that are its time."""
+"""Number of characters of a ULID that encode its time."""
 
 
 class Value(BaseModel):
@@ -88,7 +88,9 @@ class QueueTerms(Value):
         None,
         gt=0,
         le=1e9,
-        description="Total GPU-minutes of its attempts, after which it fails. They are also reserved from its tenant's quota.",
+        description=(
+            "Total GPU-minutes of its attempts, after which it fails. They are also reserved from its tenant's quota."
+        ),
     )
 
 
@@ -159,6 +161,6 @@ def new_id(prefix: str) -> str:
 
 
 def first_id_of(prefix: str, moment: datetime) -> str:
-    """Return a text at which the ids that :func:`new_id` makes from a moment on begin, in the order of texts."""
+    """Return a lower bound, in string order, of the ids that :func:`new_id` makes from a moment on."""
     milliseconds = max(0, round(moment.timestamp() * 1000))
     return f"{prefix}-{str(ULID.from_timestamp(milliseconds))[:ULID_TIME_CHARS].lower()}"

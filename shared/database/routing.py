@@ -1,4 +1,6 @@
-"""Routes for a name's requests: one adapter, or several by weight, and perhaps a shadow. Pure: no database, no HTTP."""
+"""Routing of a name's requests: to one adapter, or to several by weight, and optionally to a shadow. Pure: no database,
+no HTTP.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ class Shadow(Value):
     share: StrictFloat = Field(gt=0, le=1, description="Share of the requests that is copied.")
     eval: Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=r"^[A-Za-z0-9_-]+$")] | None = Field(
         None,
-        description="Id of an eval whose criteria compare the copies' answers with the callers'; null: the copies' answers are discarded.",
+        description=(
+            "Id of an eval whose criteria compare the copies' answers with the callers'; null: the copies' answers "
+            "are discarded."
+        ),
     )
 
     @model_serializer(mode="wrap")
@@ -87,8 +92,8 @@ class Routing(Value):
     def choose(self, point: float) -> str:
         """Return the adapter for a point in [0, 1).
 
-        The targets lie side by side in the order of their ids, each as wide as its share. So a weight that moves
-        between neighbours (any two targets) moves exactly that share of points and leaves all others where they are.
+        The targets are laid side by side in the order of their ids, each as wide as its share. So moving weight between
+        two neighbouring targets moves exactly that share of points and leaves all others in place.
         """
         ordered = sorted(self.targets, key=lambda target: target.adapter)
         left = point * sum(target.weight for target in ordered)
@@ -112,7 +117,7 @@ class Destination:
 
     Attributes:
         name: the alias, adapter or base that answers: the request's own name, or the target of a foreign name.
-        routing: to adapters; None for a base.
+        routing: routing to adapters; None for a base.
         is_foreign: whether the request's name is a foreign name.
     """
 

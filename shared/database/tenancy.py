@@ -1,6 +1,6 @@
-"""Tenants, roles and limits: the rights of a key to see, change and request. Pure: no database, no HTTP.
+"""Tenants, roles and limits: which objects a key may see, change and request. Pure: no database, no HTTP.
 
-A tenant is a team on one installation. ``shared`` is the operator's tenant; what belongs to it, every tenant sees.
+A tenant is a team on one installation. ``shared`` is the operator's tenant; every tenant sees its objects.
 docs/tenants.md has the rules.
 """
 
@@ -87,7 +87,7 @@ UNLIMITED = KeyLimits()
 
 
 class FileQuota(NamedTuple):
-    """Most files that a tenant may keep, and most bytes of all together; None means unlimited."""
+    """Largest number of files that a tenant may keep, and their largest total size in bytes; None means unlimited."""
 
     files: int | None = None
     bytes: int | None = None
@@ -97,7 +97,9 @@ NO_QUOTA = FileQuota()
 
 
 def visible_to(tenant: str) -> tuple[str, ...]:
-    """Return the tenants whose objects a tenant sees, its own first: of objects with equal names, that of the first tenant is found."""
+    """Return the tenants whose objects a tenant sees, its own first: if several objects have the same name, the first
+    tenant's is found.
+    """
     return (tenant,) if tenant == SHARED else (tenant, SHARED)
 
 

@@ -1,6 +1,6 @@
 """Usage: requests and tokens per key, model and day. The API counts them and adds here what it has counted.
 
-Rows are added to, never set, so several API processes count side by side.
+Counts are added to rows, never set, so that several API processes can count concurrently.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class UsageAccount(NamedTuple):
     """A day in UTC, as in 2026-11-21."""
     key_id: str
     model: str
-    """An adapter's id or a base's name; never an alias, which may point elsewhere tomorrow."""
+    """An adapter's id or a base's name; never an alias, because its target may change."""
     tenant: str
     """The key's tenant."""
 

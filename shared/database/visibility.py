@@ -13,7 +13,7 @@ from shared.database.tables.storable import storable
 
 
 def is_preferred(tenants: Sequence[str]) -> ColumnElement[bool]:
-    """Return the condition that no other adapter with a row's id hides it, as in :func:`adapters_by_id`."""
+    """Return the condition that a row is not hidden by another adapter with the same id, as in :func:`adapters_by_id`."""
     if len(tenants) == 1:
         return true()
     other = aliased(AdapterRow)

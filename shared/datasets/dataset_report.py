@@ -44,9 +44,9 @@ class DatasetReport:
         trainable_rows: valid rows that pass the filter.
         warnings: the first rows that can be trained on, but hardly mean what they say; ``warnings_by_code`` counts all.
         unused_keys: rows by key that is not used, at most ``max_keys`` keys; keys of a turn as ``messages[].key``.
-        conversions: rows by what was translated (``written_rows.py``).
-        forms: bad lines by the form of another program that they are in.
-        advice: on the file as a whole, where one sentence explains its bad lines.
+        conversions: number of rows by the kind of translation (``written_rows.py``).
+        forms: number of bad lines by the other program's form that they have.
+        advice: advice on the whole file, if one sentence explains its bad lines.
     """
 
     rows: int = 0
@@ -136,7 +136,7 @@ def line_errors(report: DatasetReport, param: str = "data.train_file") -> Datase
 
 
 def _of_other_method(report: DatasetReport, param: str) -> DatasetInvalid | None:
-    """Return the error of a file all of whose lines are rows for another training method; None if they are not."""
+    """Return the error for a file whose lines are all rows for another training method; None for other files."""
     mismatches = report.errors_by_code.get(RowCode.ROW_METHOD_MISMATCH) == report.error_count
     if report.rows or not report.errors:
         return None

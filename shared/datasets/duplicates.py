@@ -4,8 +4,8 @@ Memory is bounded: an exact index keeps 12 bytes per row and sorts ``_SORTED_ROW
 row for at most ``MAX_NEAR_ROWS`` rows and a band table of fixed size. Only fingerprints of rows are kept
 (``fingerprints.py``), no content.
 
-Near duplicates are rows whose sketches agree on four neighbouring elements and, by an estimate from all 32, have 0.8 or
-more of their content in common.
+Near duplicates are rows whose sketches agree on four neighbouring elements and, by an estimate from all 32, share at
+least 0.8 of their content.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class ExactIndex:
         return PairReport.of([self.pairs()])
 
     def pairs(self) -> Pairs:
-        """Find all rows that repeat an earlier one of the same file, in any order, each with the first of its kind."""
+        """Find all rows that repeat an earlier row of the same file, in any order, each with the first equal row."""
         groups = []
         for share in range(shares := _shares(len(self))):
             digests, lines = self._share(share, shares)
@@ -177,7 +177,9 @@ class ExactIndex:
         return PairReport.of(groups)
 
     def _share(self, number: int, of: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-        """Return digests and lines of one of ``of`` shares of the rows; rows of equal digest are in the same share."""
+        """Return the digests and lines of one of ``of`` shares of the rows; rows with equal digests are in the same
+        share.
+        """
         digests, lines = np.frombuffer(self._digests, np.uint64), np.frombuffer(self._lines, np.uint32)
         if of == 1:
             return digests, lines
@@ -214,7 +216,7 @@ def _are_in(digests: Digests, selected: Digests) -> NDArray[np.bool_]:
 class NearIndex:
     """Near duplicates: sketches of rows, found by any four neighbouring elements (locality-sensitive hashing).
 
-    The band table has a fixed size, and a newer row replaces an older one in it: in a file much larger than the table
+    The band table has a fixed size, and a newer row replaces an older one in it: in a file much larger than the table,
     some near duplicates are missed, but none is reported wrongly.
     """
 
@@ -264,8 +266,8 @@ class NearIndex:
     def _take_earlier(
         self, candidates: NDArray[np.uint32], places: NDArray[np.int64], numbers: NDArray[np.uint32]
     ) -> None:
-        """Correct the candidates of rows that share a table place: each gets the row before it, not the last one in the
-        table.
+        """Correct the candidates of rows that share a table place: each gets the row before it as its candidate, not
+        the last one in the table.
         """
         flat = places.ravel()
         replaced = np.flatnonzero(self._table[flat] != np.repeat(numbers, BANDS))

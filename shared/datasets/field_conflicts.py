@@ -1,4 +1,4 @@
-"""Contradictory fields of one row, which are refused because no guess is made, and fields that are not used."""
+"""Contradictory fields of one row, which are refused because Mens does not guess, and unused fields."""
 
 from __future__ import annotations
 

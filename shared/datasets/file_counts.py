@@ -1,6 +1,6 @@
 """Figures of the data report on one file, or on some of its rows: counts, and the indexes of ``duplicates.py``.
 
-Rows are noted one by one and counted together, because a counter takes a thousand values at once in a tenth of the
+Rows are collected one by one and counted in batches, because counting a thousand values at once takes a tenth of the
 time.
 """
 
@@ -45,9 +45,9 @@ class RowCounts:
         trainable: rows that pass the filter, by difficulty.
         lengths: rows by their class in ``LENGTHS``.
         total: characters of content.
-        longest: characters of the longest row, and its negated line, so that the first of equally long rows is the
-            greatest.
-        sketched: the rows, if near duplicates are still to be found.
+        longest: number of characters of the longest row, and its negated line, so that the first of equally long rows
+            compares as the greatest.
+        sketched: the rows, if near duplicates are still to be searched for.
     """
 
     turns: Counter[str] = field(default_factory=Counter)
@@ -69,7 +69,8 @@ class RowCounts:
     ) -> bool:
         """Count the next rows, with all of their labels; return whether there may be more.
 
-        From records it counts at most ``ROWS_AT_ONCE`` rows, and fewer if they are long; from a block all of them.
+        From records it counts at most ``ROWS_AT_ONCE`` rows, and fewer if they are long; from a block, it counts all
+        rows.
 
         Args:
             observer: sees each of the records.

@@ -34,7 +34,7 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """Bytes of a file from one line's begin to another's end.
+    """Bytes of a file from the beginning of one line to the end of another.
 
     Attributes:
         first_line: number of its first line, from 1.
@@ -130,7 +130,9 @@ def _prepare() -> None:
 
 
 def ahead(items: Iterable[T], start: Callable[[T], U], count: int = 8) -> Iterator[tuple[T, U]]:
-    """Yield each item with the task started for it, in order; ``count`` further tasks are started by then."""
+    """Yield each item with the task that was started for it, in order; ``count`` further tasks are already started by
+    then.
+    """
     started: deque[tuple[T, U]] = deque()
     for item in items:
         started.append((item, start(item)))

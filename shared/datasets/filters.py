@@ -1,6 +1,6 @@
 """Row filters: choose the rows to train on, by their metadata. One rule for planner, worker and command line.
 
-A row without a rating or difficulty passes those bounds, because a missing label is not a bad mark. A row without
+A row without a rating or difficulty passes those bounds, because a missing label does not mean a bad row. A row without
 category, lane and task family does not match a category filter, which requires one.
 """
 
@@ -42,7 +42,7 @@ class RowFilter:
 
     @classmethod
     def of(cls, data: DataSection) -> RowFilter:
-        """Return the filter of a contract; the stricter of its two rating bounds counts."""
+        """Return the filter of a contract; the stricter of its two rating bounds applies."""
         return cls.combine(data.min_rating, data.context_filter or ContextFilter())
 
     @classmethod

@@ -1,15 +1,16 @@
-"""Fingerprints of strings: a digest that ignores case and white space, and a sketch that is alike for similar strings.
+"""Fingerprints of strings: a digest that ignores case and white space, and a sketch that is similar for similar
+strings.
 
-Many strings are processed at a time with numpy, because a word at a time would take ten times as long. They follow one
-another in an array of bytes; letters become lower case there, and every run of white space one space. A digest is XXH3
-of one string's bytes there.
+Many strings are processed at a time with numpy, because processing them word by word would take ten times as long. They
+are joined in an array of bytes, in lower case and with every run of white space replaced by one space. A digest is the
+XXH3 of one string's bytes in that array.
 
 For the sketch, words are found by the spaces and hashed by their bytes, eight at a time, and a string's words become
 the set of hashes of three consecutive ones (of three characters for scripts without spaces). The ring of hashes has 32
-equal parts, and the least element of each is kept; an empty part takes the one that follows. Two strings share about as
-many elements of their sketches as their sets have in common (one permutation hashing: Li, Owen, Zhang 2012; the empty
-parts: Shrivastava, Li 2014). Arithmetic is modulo 2^64 or 2^32, and all hashes are the same on every machine and in
-every run.
+equal parts, and the least element of each is kept; an empty part takes the element of the next part. The share of equal
+elements of two sketches approximates the share that the two sets have in common (one permutation hashing: Li, Owen,
+Zhang 2012; the empty parts: Shrivastava, Li 2014). Arithmetic is modulo 2^64 or 2^32, and all hashes are the same on
+every machine and in every run.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ from xxhash import xxh3_64_intdigest
 SLOTS = 32
 """Elements, and bytes, of a sketch."""
 MAX_WORDS = 4_000
-"""Words of a string that its sketch is drawn from; the rest of a longer string is not compared for likeness."""
+"""Number of words of a string from which its sketch is computed; the rest of a longer string is not compared for
+similarity.
+"""
 LONG_WORD = 24
-"""Mean length of words from which on a script counts as one without spaces."""
+"""Mean word length from which a script is treated as one without spaces."""
 HASHED_BYTES = 64
 """Longest word that is hashed in bulk; longer ones are hashed one by one."""
 BYTES_AT_ONCE, TEXTS_AT_ONCE = 1 << 17, 1 << 12
-"""Bounds of a batch: its arrays stay in the processor's cache."""
+"""Limits of a batch, so that its arrays stay in the processor's cache."""
 
 Words = NDArray[np.uint64]
 BEGIN, NUL = b"\0", b"\xff"
@@ -152,7 +155,7 @@ class _Texts:
         return hashes, np.diff(np.searchsorted(begins, self.offsets))
 
     def least(self) -> NDArray[np.uint32]:
-        """Return, by string, the least hash in each part of the ring."""
+        """Return, for each string, the smallest hash in each part of the ring."""
         spaces = np.flatnonzero(self.data == _SPACE)
         begins, sizes = spaces[:-1] + 1, np.diff(spaces) - 1
         units = _hashed(self.data, begins, sizes)
@@ -180,7 +183,9 @@ class _Texts:
 
 
 def _other_letters_lowered(texts: bytes) -> bytes:
-    """Lower the strings that have a capital or a white space outside ASCII, with single spaces; the others stay."""
+    """Convert strings with capitals or white space outside ASCII to lower case with single spaces; the others are
+    unchanged.
+    """
     data = np.frombuffer(texts, np.uint8)
     # Only the byte for NUL is not a character.
     text = texts.translate(None, _ASCII).decode(errors="ignore")
@@ -236,7 +241,7 @@ def _hashed(data: NDArray[np.uint8], begins: NDArray[np.int64], sizes: NDArray[n
 
 
 def _least(units: NDArray[np.uint32], counts: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Return the least hash in each part of the ring, for consecutive sequences of ``counts`` units each."""
+    """Return the smallest hash in each part of the ring, for consecutive sequences of ``counts`` units each."""
     least = np.full((len(counts), SLOTS), _EMPTY)
     grams = _grams(units, counts)
     np.minimum.at(least.ravel(), np.repeat(np.arange(len(counts)) * SLOTS, counts) + (grams >> _PART_SHIFT), grams)

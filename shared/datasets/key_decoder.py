@@ -1,4 +1,4 @@
-"""A decoder that learns a file's unused keys: most files have the same ones in every row.
+"""A decoder that learns a file's unused keys: most files have the same keys in every row.
 
 ``written_rows.translate`` reads a line three times to name them. Once a file's keys are known, a type that has them as
 fields (msgspec's, made at run time) decodes and names them in one pass. The result is the same.
@@ -93,7 +93,7 @@ def _wider(name: str, base: type[msgspec.Struct], keys: list[str], **others: Any
 
 
 def _said(values: list[Any], keys: list[str]) -> Iterator[str]:
-    """Return the keys that have a value in one of the objects; most do in the first."""
+    """Return the keys that have a value in at least one of the objects; most have one in the first."""
     for index, key in enumerate(keys):
         name = f"unused_{index}"
         for value in values:

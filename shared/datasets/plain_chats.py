@@ -1,8 +1,8 @@
 """Reads plain chats, a block of lines at a time: most files have nothing else, and reading single lines would be slow.
 
 A plain chat has ``messages`` with a role and a content each, labels, and keys that a :class:`KeyDecoder` has learned. A
-block is accepted if every line of it is one, and then the types decide all but two rules. The lines of any other block
-are read one by one (``reader.read_records``), with the same result.
+block is accepted if every line of it is a plain chat; the decoder's types then check all but two rules. The lines of
+any other block are read one by one (``reader.read_records``), with the same result.
 """
 
 from __future__ import annotations
@@ -199,10 +199,10 @@ def _in_order(keys: list[_Said]) -> list[tuple[str, int]]:
 
 
 def _objects(block: bytes) -> int:
-    """Return the number of lines, if each of them begins and ends like an object and none is too long; else 0.
+    """Return the number of lines if each of them begins and ends like an object and none is too long; otherwise 0.
 
-    Where it is, and the block decodes into as many values, each line has exactly one: between ``}`` and ``{`` nothing
-    inside of a value can be a line end, so every value ends with its line.
+    If the block then decodes into as many values, each line has exactly one: between ``}`` and ``{`` nothing inside of
+    a value can be a line end, so every value ends with its line.
     """
     data = np.frombuffer(block, np.uint8)
     ends = places(data == _NEWLINE)

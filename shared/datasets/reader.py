@@ -117,7 +117,7 @@ def read_records(
 
     Args:
         first_line: number of the first of the lines, where they are a later part of a file.
-        keys: learns the keys that are not used, where other lines of the file come before or after.
+        keys: decoder that learns the unused keys, if other lines of the file come before or after these.
     """
     stream, keys = line_stream(lines, is_start=first_line == 1), keys or KeyDecoder()
     for number, line in enumerate(stream, start=first_line):

@@ -284,8 +284,8 @@ def _blocks(
 
 
 def _noting(preferences: PreferenceObserver, filters: RowFilter, observer: Observer | None) -> Observer:
-    """Return an observer that adds the rows that pass the filter: what is left out teaches nothing, and contradicts
-    nothing.
+    """Return an observer that adds only the rows that pass the filter, because rows that are left out neither teach nor
+    contradict anything.
     """
 
     def observe(record: Record, line: int) -> None:
@@ -397,7 +397,7 @@ def _repeats(exact: PairReport, near: PairReport) -> Repeats:
 
 
 def part_warnings(file: FileReport, kind: str = "") -> list[str]:
-    """Warn of row contents that are left out, and of those that are read in another form.
+    """Warn about row contents that are left out or read in a different form.
 
     Args:
         kind: the file's kind, if it is not the training file: ``"validation "``.

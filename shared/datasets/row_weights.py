@@ -21,7 +21,8 @@ def row_weight(row: Labelled, section: TrajectorySection) -> tuple[float, bool]:
     """Return the factor on a row's part of the step's loss.
 
     Args:
-        row: its category (compared without case) and its rating; a row without one of them gets none of its boosts.
+        row: the row's category (compared without case) and rating; without one of them, the boosts that depend on it do
+            not apply.
         section: the boosts; when it is not enabled every row weighs 1.
 
     Returns:

@@ -130,7 +130,7 @@ class Labels(msgspec.Struct, frozen=True, gc=False):
 class Record(Labels, frozen=True, gc=False, forbid_unknown_fields=True):
     """A line in Mens' own form, with every name and alias that a field may have.
 
-    A line with other keys or older forms of a chat is translated into it first (``written_rows.py``).
+    A line with unknown keys or an older form of a chat is first translated into it (``written_rows.py``).
     """
 
     messages: list[Message] | None = None
@@ -169,10 +169,9 @@ class Record(Labels, frozen=True, gc=False, forbid_unknown_fields=True):
         return turns
 
     def pair(self) -> tuple[str | None, str | None]:
-        """Return prompt and response, under the first of their names that has a value; None without any.
+        """Return prompt and response, each under the first of its names that has a value; None without either.
 
-        The subject of an instruction (``input``, ``context``) follows it on a line of its own, as LLaMA-Factory joins
-        them.
+        The subject of an instruction (``input``, ``context``) follows on a separate line, as in LLaMA-Factory.
         """
         question = _first(self.prompt, self.instruction)
         parts = [text for text in (question, self.input, self.context) if text]

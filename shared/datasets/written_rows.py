@@ -13,7 +13,7 @@ They become an unambiguous :class:`Record`, and each conversion is named for the
     any other key, of a row, a turn,
     a part, a call or a span              left out, and counted
 
-Only lines that the strict decoder refuses come here, so that plain files pay nothing for it.
+Only lines that the strict decoder refuses are handled here, so that plain files are not slowed down.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WrittenRole = Literal[Role, "function"]
 WRITTEN_ROLES: tuple[str, ...] = get_args(WrittenRole)
 """Every role that a line may name."""
 KEYS_THAT_REFUSE = frozenset((*ROW_FLAGS, "history", *MEDIA))
-"""Other keys of a row whose value may refuse it."""
+"""Other keys of a row whose value may cause it to be refused."""
 _ANTHROPIC_PARTS = {
     "tool_use": "the call into the turn's `tool_calls`: {id, type: function, function: {name, arguments}}",
     "tool_result": "the result as a turn of its own: {role: tool, tool_call_id, content}",
@@ -115,7 +115,7 @@ class Translated:
     """A line in Mens' own form.
 
     Attributes:
-        record: as if it had been written so; its turns are not checked yet.
+        record: the record, as if it had been written in this form; its turns are not checked yet.
         unused_keys: keys with a value that is not used, those of a turn as ``messages[].key``.
         all_keys: those of the row and of its turns that mean nothing here, also those with an empty value.
         conversions: names of the parts that had another form.
@@ -247,7 +247,7 @@ def _leave_out(name: str, written: _WrittenRecord, translated: Translated) -> No
 
 
 def says_something(value: msgspec.Raw) -> bool:
-    """Return whether leaving the value out loses anything."""
+    """Return whether leaving out the value would lose information."""
     return len(value) > len(b"null") or value not in _EMPTY
 
 
@@ -289,7 +289,7 @@ def _weight(turn: _WrittenMessage, name: str, place: str, translated: Translated
     """Return a turn's weight; 0 for an answer whose flag excludes it from training.
 
     Raises:
-        RowError: ``ROW_EXCLUDED``: only parts of an answer are excluded, which a weight cannot say.
+        RowError: ``ROW_EXCLUDED``: only parts of an answer are excluded, which a weight cannot express.
     """
     weight = turn.weight
     if turn.train_detail and turn.role == "assistant":

@@ -42,7 +42,7 @@ SAMPLE_SCHEMA: dict[str, Any] = {
 MAX_REFERENCES = 16
 """Limit of a schema's references that are followed, one after the other."""
 HERE_UNKNOWN = frozenset({Code.SANDBOX_UNAVAILABLE, Code.GRADER_UNSUPPORTED})
-"""Codes of missing parts of this installation: such an eval can be stored, and is refused when it is run."""
+"""Error codes for parts that this installation lacks: such an eval can be stored, but is refused when it is run."""
 
 
 def check_eval(spec: EvalSpec) -> None:
@@ -94,7 +94,8 @@ def check_for_traffic(spec: EvalSpec) -> None:
         if reads_both(criterion):
             raise InvalidRequest(
                 Code.EVAL_INVALID,
-                f"testing_criteria.{number} compares both answers ({{{{ sample.{OTHER} }}}}); a shadow judges each answer on its own.",
+                f"testing_criteria.{number} compares both answers ({{{{ sample.{OTHER} }}}}); a shadow judges each "
+                "answer on its own.",
                 remedy="Name an eval whose criteria read one answer.",
                 param="shadow.eval",
             )
@@ -102,8 +103,12 @@ def check_for_traffic(spec: EvalSpec) -> None:
             if path[0] == "item" and path[1:2] != ("messages",):
                 raise InvalidRequest(
                     Code.EVAL_INVALID,
-                    f"testing_criteria.{number} reads {{{{ {written(path)} }}}}; a real request has only {{{{ item.messages }}}}.",
-                    remedy="Name an eval whose criteria read the answer and item.messages: a check, a label or score by a model.",
+                    f"testing_criteria.{number} reads {{{{ {written(path)} }}}}; a real request has only "
+                    f"{{{{ item.messages }}}}.",
+                    remedy=(
+                        "Name an eval whose criteria read the answer and item.messages: a check, a label or score by "
+                        "a model."
+                    ),
                     param="shadow.eval",
                 )
 
@@ -118,7 +123,8 @@ def check_compares(criteria: Sequence[Criterion], models: int) -> None:
         if models < 2 and reads_both(criterion):
             raise InvalidRequest(
                 Code.GRADER_INVALID,
-                f"The grader {criterion.name!r} compares the answers of two models ({{{{ sample.{OTHER} }}}}), but the run has one model.",
+                f"The grader {criterion.name!r} compares the answers of two models ({{{{ sample.{OTHER} }}}}), but "
+                "the run has one model.",
                 remedy="Set mens.incumbent (`--against` on the command line) to the model to compare with.",
                 param=f"testing_criteria.{number}",
             )

@@ -27,9 +27,9 @@ class ModelTarget(GraderValue):
     """A model that answers the items.
 
     Attributes:
-        name: as the run names it.
-        served: the name to send: for an alias the adapter that it had when the run was created, so that one model gives
-            all answers.
+        name: name in the run.
+        served: name to send in requests: for an alias, the adapter that it had when the run was created, so that one
+            model gives all answers.
     """
 
     name: str
@@ -37,7 +37,7 @@ class ModelTarget(GraderValue):
 
 
 class PlannedItems(GraderValue):
-    """Location of the items: a file in the storage, ``{"item": …, "sample": …}`` a line.
+    """Location of the items: a file in the storage with one ``{"item": …, "sample": …}`` per line.
 
     Attributes:
         inline: whether the file was made from items in the request.
@@ -53,10 +53,11 @@ class EvaluationPlan(GraderValue):
     """Plan of a run.
 
     Attributes:
-        models: that answer: none for rows with answers of their own, else one, and its incumbent for a comparison.
-        sampling: fields of each request, but for the model, the messages and the seed.
-        seed: seed of the first answer to each item; the further ones count up from it.
-        samples: answers to each item.
+        models: models that answer: none if the rows have their own answers, otherwise one, and the incumbent for a
+            comparison.
+        sampling: fields of each request except the model, the messages and the seed.
+        seed: seed of the first answer to each item; further answers count up from it.
+        samples: number of answers to each item.
         margin: accepted loss of the first model against the second.
         noise_floor: whether the second answers twice.
         data_source: the run's, as requested, without the rows.
@@ -92,7 +93,7 @@ def plan_run(
     """Make the plan of a run whose parts were checked (`shared/evaluation/items.py`, `criteria.py`).
 
     Args:
-        seed: for a run that names none.
+        seed: seed for a run that names none.
 
     Raises:
         InvalidRequest: ``GRADER_INVALID``: a criterion needs several answers together, but each is sampled and judged

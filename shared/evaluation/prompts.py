@@ -55,7 +55,7 @@ def messages_of(prompt: InputMessages, item: Mapping[str, Any]) -> list[dict[str
 def request_of(
     plan: EvaluationPlan, target: ModelTarget, messages: list[dict[str, Any]], sample_index: int
 ) -> dict[str, Any]:
-    """Return the body of a request to the plan's endpoint; both models' differ only in the name."""
+    """Return the body of a request to the plan's endpoint; the bodies for both models differ only in the name."""
     field = "messages" if plan.endpoint == "chat" else "input"
     return {**plan.sampling, "model": target.served, field: messages, "seed": seed_of(plan, sample_index)}
 

@@ -44,8 +44,8 @@ class Totals(BaseModel):
         incumbent_criteria: criteria of the second model.
         usage: by the name of the model, judging models included.
         sandbox: the weakest level at which criteria ran code, in any attempt; None: none did.
-        unrepeatable: criteria that run code and scored differently the second time → number of such answers to the
-            first ten items.
+        unrepeatable: for each criterion that runs code, the number of answers to the first ten items that it scored
+            differently the second time.
     """
 
     done: int = 0

@@ -42,7 +42,7 @@ Criterion = Annotated[
 
 
 class CustomConfig(GraderValue):
-    """Rows of a JSON Schema of one's own."""
+    """Rows described by the user's own JSON Schema."""
 
     type: Literal["custom"]
     item_schema: dict[str, Any] = Field(description="JSON Schema of an item.")
@@ -156,7 +156,7 @@ class ResponseSampling(Sampling):
 
 
 class JsonlSource(GraderValue):
-    """Rows that are judged as they are: no model is asked."""
+    """Rows that already contain answers; no model gets a request."""
 
     type: Literal["jsonl"]
     source: RowSource

@@ -1,7 +1,7 @@
 """The gate on cycles of scorecards, and the decision without a policy that ``mens scorecard promote`` shows.
 
-The original's rule (two cycles, deltas in syntax, semantic and runtime repair), for any two models. A cycle names
-both conditions: nothing is chosen by its result. Insufficient data gives ``insufficient_evidence``, with what is
+The original's rule (two cycles, deltas in syntax, semantic and runtime repair), for any two models. A cycle names both
+conditions, so that none can be chosen by its result. Insufficient data gives ``insufficient_evidence``, with what is
 missing.
 """
 
@@ -32,7 +32,8 @@ class CycleResult(ScorecardValue):
 
     Attributes:
         id: digest of the eval, its items, the seeds and both adapters.
-        repeats: the id of an earlier cycle with the same items and training seeds: this is the same evidence again.
+        repeats: id of an earlier cycle with the same items and training seeds, in which case this cycle is the same
+            evidence again.
     """
 
     id: str
@@ -83,8 +84,8 @@ def judge_cycles(
     """Judge a promotion.
 
     Args:
-        cycles: in any order; the verdict does not depend on it.
-        gate: its requirements; None: the defaults.
+        cycles: cycles in any order, which does not affect the verdict.
+        gate: the requirements; None: the defaults.
         missing: further known gaps.
     """
     gate = gate or CyclesGate()
@@ -93,7 +94,8 @@ def judge_cycles(
     lacking = [*missing, *_across(cycles), *_of_other_backends(cycles, gate)]
     if distinct < gate.min_cycles:
         lacking.append(
-            f"{gate.min_cycles} distinct cycles are needed, but only {distinct} {'is' if distinct == 1 else 'are'} distinct; "
+            f"{gate.min_cycles} distinct cycles are needed, but only {distinct} {'is' if distinct == 1 else 'are'} "
+            "distinct; "
             "cycles are distinct when their items or their training seeds differ"
         )
     lacking += [f"cycle {number}: {gap}" for number, result in enumerate(results, start=1) for gap in result.missing]
@@ -127,7 +129,9 @@ def _check(number: int, delta: KpiDelta) -> GateCheck:
 
 
 def _of_other_models(evidence: Evidence) -> Iterator[str]:
-    """Iterate over the reasons why no cycle compares a receipt's models; further cycles may be of other training seeds."""
+    """Iterate over the reasons why no cycle compares a receipt's models; cycles after the first may use other training
+    seeds.
+    """
     pairs = [tuple(_name_of(condition) for condition in cycle.conditions) for cycle in evidence.cycles]
     compared_models = (evidence.adapter.id, evidence.compared_with)
     absent = [number for number, name in enumerate(compared_models) if name not in {pair[number] for pair in pairs}]

@@ -38,7 +38,7 @@ class Kpi:
         value: value of one event; None where it has none.
         is_rate: it lies between 0 and 1, and more is better; else less is better.
         is_median: conditions are compared by their medians.
-        must_gain: the candidate has to be better; else it must not be worse.
+        must_gain: whether the candidate must be better; otherwise it must not be worse.
     """
 
     group: Group
@@ -84,7 +84,7 @@ class KpiDelta(ScorecardValue):
 
     @property
     def open_question(self) -> str | None:
-        """The question that the tasks leave open, although the delta is as required."""
+        """The reason why the tasks leave the KPI undecided although the delta is as required."""
         if not (self.holds and self.items_needed):
             return None
         return (

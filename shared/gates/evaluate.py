@@ -1,7 +1,8 @@
 """Judge an adapter by a policy. Every configured gate gives exactly one row, whatever the evidence.
 
 A gate is a list of checks: a number against a bound, or a comparison with the incumbent. The comparisons of all
-blocking gates are judged together, by Holm's procedure, so that more comparisons do not make a false pass more likely.
+blocking gates are judged together, by Holm's procedure, so that adding comparisons does not make a false pass more
+likely.
 """
 
 from __future__ import annotations
@@ -93,9 +94,9 @@ def _losses(parts: Sequence[GateCheck | Loss]) -> list[Loss]:
 def judge_together(losses: Sequence[Loss], alpha: float) -> dict[int, GateCheck]:
     """Judge comparisons by Holm's procedure; return their checks by the comparison's ``id()``.
 
-    Those of m comparisons pass that do at 1 - alpha/m; then those of the m' that remain that do at 1 - alpha/m'; and so on
-    until no further one does. A comparison passes at a confidence if its interval there is above -margin, which is equivalent to
-    an adjusted p-value.
+    First, those of the m comparisons pass that pass at confidence 1 - alpha/m; then those of the remaining m' that pass
+    at 1 - alpha/m'; and so on until no further one passes. A comparison passes at a confidence if its interval there is
+    above -margin, which is equivalent to an adjusted p-value.
     """
     left, checks = list(losses), dict[int, GateCheck]()
     while left:

@@ -43,7 +43,7 @@ class TrainingReport(Evidenced):
 
 
 class ScoredAnswer(Evidenced):
-    """Scores of one answer, by criterion; ``error`` explains missing ones."""
+    """Scores of one answer, by criterion; ``error`` explains missing scores."""
 
     scores: dict[str, float] = {}
     passed: bool = False

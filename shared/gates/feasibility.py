@@ -42,7 +42,7 @@ from shared.model_card.general_questions import all_general_questions
 from shared.statistics.paired import CONFIDENCE
 
 ENOUGH_ITEMS = 250
-"""Items with which every margin of a usual size can be shown; more of them say nothing new here."""
+"""Number of items with which every usual margin can be shown; more items make no difference here."""
 CANDIDATE, INCUMBENT = AdapterRef(id="candidate", digest="1" * 64), AdapterRef(id="incumbent", digest="0" * 64)
 BEFORE = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -131,7 +131,8 @@ class _Judged:
 
     Attributes:
         at_best: comparisons of adapters that win on every item.
-        alike: comparisons of adapters that answer as their incumbents do; only those that have to exclude a loss with few items.
+        alike: comparisons of adapters that answer exactly as their incumbents do; only comparisons that must exclude a
+            loss with few items.
     """
 
     at_best: Mapping[int, GateCheck]
@@ -149,7 +150,7 @@ def _best_parts(
 
 
 def _unforgotten(gate: ForgetGate, parents_items: Mapping[str, int | None]) -> Sequence[GateCheck | Loss]:
-    """Return the comparisons of a gate whose both models answer everything rightly."""
+    """Return a gate's comparisons for the case that both models answer everything correctly."""
     right = (ScoredAnswer(passed=True),)
     pair = AnswerPair(item_index=0, candidate=right, incumbent=right)
     counts: dict[str, int | None] = {GENERAL: len(all_general_questions()), **parents_items}
@@ -203,17 +204,23 @@ def _of_check(check: GateCheck) -> str | None:
 
 
 def _of_loss(loss: Loss, judged: _Judged) -> str | None:
-    """Return why a comparison cannot pass, or passes for a better adapter only."""
+    """Return why a comparison cannot pass, or passes only for a better adapter."""
     items, is_alike = len(loss.new), loss.old == loss.new
     if not is_alike and judged.at_best[id(loss)].status is not GateStatus.PASSED:
-        return f"{loss.measure}: {_asked(loss)}, even if the adapter is right and the incumbent wrong on all {counted(items, 'item')}"
+        return (
+            f"{loss.measure}: {_asked(loss)}, even if the adapter is right and the incumbent wrong on all "
+            f"{counted(items, 'item')}"
+        )
     alike = judged.alike.get(id(loss))
     if alike is None or alike.status is GateStatus.PASSED:
         return None
     needed = f"; about {alike.items_needed} are needed" if alike.items_needed else ""
     share = 1 - (alike.confidence or CONFIDENCE)
     shared = f" (its share of the error level is {share:.3g})" if share < 1 - CONFIDENCE else ""
-    return f"{loss.measure}: {counted(items, 'item does', 'items do')} not exclude a loss of {loss.margin:.3g}, even if both models answer alike{needed}{shared}"
+    return (
+        f"{loss.measure}: {counted(items, 'item does', 'items do')} not exclude a loss of {loss.margin:.3g}, even if "
+        f"both models answer alike{needed}{shared}"
+    )
 
 
 def _asked(loss: Loss) -> str:

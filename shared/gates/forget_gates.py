@@ -1,5 +1,5 @@
-"""The gate that asks what a model has forgotten: it is compared with its parent, or its base, on questions and rows that
-this training was not about.
+"""The gate on forgetting: the model is compared with its parent, or its base, on questions and rows that are unrelated
+to this training.
 """
 
 from __future__ import annotations

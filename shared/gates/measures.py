@@ -34,7 +34,7 @@ class Loss:
         old, new: scores of the items, in the same order.
         margin: accepted loss of the mean.
         noise_floor: how far the incumbent's scores differ from its own, if it answered twice.
-        least_wins: for scores that are shares won: the win rate that must be exceeded.
+        least_wins: win rate that must be exceeded, if the scores are shares won.
     """
 
     measure: str
@@ -46,7 +46,7 @@ class Loss:
 
     @property
     def relation(self) -> Literal["loss_at_most", "wins_above"]:
-        """How the outcome has to lie to the bound."""
+        """Side of the bound on which the outcome must be."""
         return "loss_at_most" if self.least_wins is None else "wins_above"
 
 
@@ -97,7 +97,10 @@ def rate_against(
         return _undecided(check, f"{measure} is {total / items:.3g}, but on only {counted(items, 'item')}", min_items)
     if alpha is not None and interval and not _holds(interval, relation, bound):
         low, high = interval
-        said = f"{check.message}; with repeated sampling its interval must exclude the bound, but {counted(items, 'item leaves', 'items leave')} {low:.3g} to {high:.3g} possible"
+        said = (
+            f"{check.message}; with repeated sampling its interval must exclude the bound, but "
+            f"{counted(items, 'item leaves', 'items leave')} {low:.3g} to {high:.3g} possible"
+        )
         return _undecided(check, said, _items_that_show(total / items, items, relation, bound, confidence))
     return check
 
@@ -112,7 +115,9 @@ def _holds(interval: tuple[float, float], relation: Relation, bound: float) -> b
 
 
 def _items_that_show(mean: float, items: int, relation: Relation, bound: float, confidence: float) -> int | None:
-    """Return the fewest items with this mean whose interval satisfies a bound; None beyond a sensible number."""
+    """Return the smallest number of items with this mean whose interval satisfies a bound; None if it would be
+    unreasonably large.
+    """
 
     def is_enough(count: int) -> bool:
         return _holds(wilson_interval(mean * count, count, confidence), relation, bound)
@@ -204,7 +209,7 @@ def _won(loss: Loss, outcome: Comparison, confidence: float, least: float) -> Ga
 
 
 def _noise(loss: Loss, outcome: Comparison) -> str:
-    """Say that a difference is within the incumbent's own noise; empty where the noise is unknown or smaller."""
+    """Return a remark that a difference is within the incumbent's own noise; empty if the noise is unknown or smaller."""
     floor = loss.noise_floor
     if not floor or outcome.difference is None or abs(outcome.difference) > floor:
         return ""

@@ -91,13 +91,13 @@ class Gate(Closed):
 
 
 class SupervisedRatio(Gate):
-    """Enough of the trained tokens carry loss."""
+    """A sufficient share of the trained tokens carries loss."""
 
     min_pct: StrictFloat = Field(10.0, ge=0, le=100, description="Minimum share of the supervised tokens, in percent.")
 
 
 class Truncation(Gate):
-    """Little of the training data was cut off."""
+    """Only a small share of the training data was truncated."""
 
     max_fraction: Share = 0.50
 
@@ -183,7 +183,7 @@ class ForgetGate(Gate):
 
 
 class ContextGate(RunGate):
-    """As `eval_local`, on the items of one context alone: those whose ``item.context`` is the gate's name."""
+    """Like `eval_local`, but only on the items of one context: those whose ``item.context`` is the gate's name."""
 
     min_parse_rate: Share = 0.60
     min_scope_compliance_rate: Share = 0.0

@@ -69,7 +69,7 @@ class GateRow(Recorded):
 
 
 class PolicyRef(Recorded):
-    """The policy, by the name it was stored under and the digest of what it asks."""
+    """The policy, by the name it was stored under and the digest of its requirements."""
 
     name: str
     digest: str

@@ -25,7 +25,8 @@ def shadow_check(gate: ShadowGate, evidence: Evidence) -> GateCheck:
             MEASURE,
             "loss_at_most",
             gate.max_loss,
-            f"no copies were judged by the eval {gate.eval}; set a shadow with `mens aliases set … --shadow … --shadow-eval {gate.eval}`",
+            f"no copies were judged by the eval {gate.eval}; set a shadow with `mens aliases set … --shadow … "
+            f"--shadow-eval {gate.eval}`",
         )
     seen, errored = counts.wins + counts.losses + counts.ties, counts.errored
     if errored > MOST_ERRORS * (seen + errored):
@@ -70,7 +71,9 @@ def _judged(gate: ShadowGate, counts: ShadowCounts, seen: int) -> GateCheck:
 
 
 def _requests_needed(bound: float, counts: ShadowCounts, seen: int) -> int | None:
-    """Estimate how many requests would pass if further ones went as those so far; None if unknown."""
+    """Estimate the number of requests with which the gate would pass if further ones went like those so far; None if
+    unknown.
+    """
     if not seen:
         return None
     many = max(seen, 1)

@@ -15,7 +15,7 @@ PROFILES = (("cpu", "cpu"), ("4080", "rtx_4080_super"), ("4090", "rtx_4090"))
 SPOKEN = ("speech", "voice", "asr")
 """Words in a lane or category that mark a row as spoken, such as the original's lane ``vox_speech``."""
 NOT_SAID = frozenset({"(none)", "(other)"})
-"""Names under which the data report counts rows without a label, or with a rare one."""
+"""Names under which the data report counts rows without a label or with a rare label."""
 
 
 def training_check(gate: Gate, report: TrainingReport | None) -> GateCheck | None:
@@ -38,8 +38,8 @@ def training_check(gate: Gate, report: TrainingReport | None) -> GateCheck | Non
 def report_of(
     preflight: Mapping[str, Any], job_id: str = "", result: Mapping[str, Any] | None = None
 ) -> TrainingReport | None:
-    """Return what the job ledger says of a run: what its preflight counted, and what its result measured; None without
-    a preflight of rows.
+    """Return the job ledger's report on a run: the counts of its preflight and the measurements in its result; None
+    without a preflight of rows.
     """
     supervision, measured = preflight.get("supervision"), result or {}
     if not supervision:
@@ -90,8 +90,8 @@ def _modal_mix(gate: ModalMix, report: TrainingReport | None) -> GateCheck:
 def device_profile(device: str, profile_names: Collection[str]) -> str:
     """Return the name of a device in a policy.
 
-    This is the longest known name that the device's own contains, else the original's, else its own in lower snake
-    case.
+    This is the longest known name contained in the device's own name, or else the original's name, or else its own name
+    in lower snake case.
     """
     snake = "_".join("".join(char if char.isalnum() else " " for char in device.lower()).split())
     named = [name for name in sorted(profile_names, key=len, reverse=True) if name.lower() in snake]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 COLUMNS = ("index", "uuid", "memory.total", "memory.free", "driver_version", "name")
-"""The name is last: it may contain a comma."""
+"""Columns of the driver's table. The name is last because it may contain a comma."""
 PROGRAM_COLUMNS = ("gpu_uuid", "pid", "used_memory", "process_name")
 QUERY_SECONDS = 20.0
 DEVICES = Path("/dev")

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 PROGRAM = Path(__file__).with_name("torch_program.py")
 ANSWER_SECONDS = 300.0
-"""The first import of torch from a slow disk takes minutes."""
+"""Time limit for an answer: the first import of torch from a slow disk takes minutes."""
 
 
 class TorchGpu(BaseModel):
@@ -42,7 +42,7 @@ class TorchReport(BaseModel):
         cuda: CUDA version of the build; None: it was built without CUDA.
         kernels: architectures that it has kernels for, e.g. ``sm_90``, ``compute_120``.
         gpus: in CUDA's order.
-        warning: what torch warned of meanwhile, or why it did not answer.
+        warning: torch's warnings, or the reason why it did not answer.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -28,7 +28,7 @@ class MachineGpus:
     Attributes:
         gpus: usable GPUs, in CUDA's order.
         free_bytes: the least of their free memory; None: unknown.
-        fault: why none of those that the driver shows is usable, and what to do about it; sentences.
+        fault: sentences that say why none of the GPUs that the driver shows is usable, and what to do about it.
     """
 
     gpus: tuple[TorchGpu, ...] = ()
@@ -46,7 +46,7 @@ def find_gpus(ask: Callable[[], TorchReport] | None = None) -> MachineGpus:
     """Return the usable GPUs of this machine.
 
     Args:
-        ask: returns what torch says, for a process that has loaded it; None: a child process answers, once.
+        ask: returns torch's report, in a process that has loaded torch; None: a child process reports, once.
     """
     if ask is None and not visible_gpus():
         return NO_GPU
@@ -73,7 +73,7 @@ def judge_gpus(torch: TorchReport, driver: list[Gpu]) -> MachineGpus:
 
 
 def _free_bytes(gpus: tuple[TorchGpu, ...], driver: list[Gpu]) -> int | None:
-    """Return the smallest free memory; the driver's figure for a GPU in parts (MIG) is not that of the part."""
+    """Return the smallest free memory; for a partitioned GPU (MIG), the driver's figure is not that of the part."""
     if any(gpu.is_part for gpu in gpus):
         return None
     names = {gpu.uuid for gpu in gpus}
@@ -106,7 +106,10 @@ def _gpu_fault(torch: TorchReport, gpu: TorchGpu) -> str:
     if not _has_kernels(torch.kernels, gpu.capability):
         return f"torch {torch.version} has no kernels for its compute capability {capability}. Use a newer GPU."
     if gpu.capability < BFLOAT16_CAPABILITY:
-        return f"its compute capability {capability} has no bfloat16, in which adapters are trained. Use a GPU of 8.0 or newer."
+        return (
+            f"its compute capability {capability} has no bfloat16, in which adapters are trained. Use a GPU of 8.0 "
+            "or newer."
+        )
     return ""
 
 

@@ -40,8 +40,8 @@ from shared.sandbox.client import Sandbox
 Item = Mapping[str, Any]
 Sample = Mapping[str, Any]
 OF_THE_ANSWER = frozenset({Code.GRADER_SAMPLE_INVALID, Code.GRADER_FAILED, Code.GRADER_TIMEOUT})
-"""Codes of a missing score for which the answer is to blame: it has failed. They include code that raises or takes too
-long, as at OpenAI: else an answer that makes a grader run without end would be in no comparison.
+"""Codes of missing scores that are the answer's own fault, so that it counts as failed. They include code that raises
+or takes too long, as at OpenAI: otherwise an answer that makes a grader run endlessly would be left out of comparisons.
 """
 
 
@@ -142,7 +142,10 @@ def check_runnable(grader: Grader, sandbox: Sandbox | None = None, *, embeds: bo
 def _needed(sandbox: Sandbox | None, grader: PythonGrader) -> Sandbox:
     if sandbox is None:
         message = f"The grader {grader.name!r} is Python code, but this machine has no sandbox to run it in."
-        remedy = "Use another grader, or a check in its block `mens`: regex, json_schema, tool_calls, compiles, anti_stub, pass_at_k."
+        remedy = (
+            "Use another grader, or a check in its block `mens`: regex, json_schema, tool_calls, compiles, "
+            "anti_stub, pass_at_k."
+        )
         raise InvalidRequest(Code.SANDBOX_UNAVAILABLE, message, remedy=remedy, param="grader")
     return sandbox
 

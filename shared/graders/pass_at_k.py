@@ -1,6 +1,6 @@
 """pass@k: the probability that at least one of k answers passes.
 
-It is never "any of k": of 10 answers with 1 that passes, "any of 10" is 1, and pass@1 is .1.
+It is not the same as "any of k": if 1 of 10 answers passes, "any of 10" is 1 but pass@1 is .1.
 """
 
 from __future__ import annotations

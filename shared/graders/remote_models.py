@@ -18,7 +18,7 @@ ATTEMPTS = 3
 LONGEST_WAIT_SECONDS = 10.0
 READ_SECONDS = 120.0
 OF_THE_REQUEST = frozenset({400, 413, 422})
-"""Statuses by which only this request failed; any other failure would affect the next one too."""
+"""Statuses that mean that only this request failed; any other failure would affect the next request too."""
 
 
 class RemoteModels:
@@ -57,7 +57,7 @@ class RemoteModels:
         """Send a request to the judge that its ``model`` names; return the chat completion.
 
         Raises:
-            Unavailable: ``GRADER_MODEL_UNAVAILABLE``: its server gives no answer, or refuses the key.
+            Unavailable: ``GRADER_MODEL_UNAVAILABLE``: its server does not respond, or refuses the key.
             InvalidRequest: ``GRADER_MODEL_ANSWER_INVALID``: it refuses this request.
         """
         name = str(request["model"])
@@ -67,8 +67,8 @@ class RemoteModels:
         """Return an embedding of each string.
 
         Raises:
-            InvalidRequest: ``GRADER_UNSUPPORTED``: no model for embeddings is named here. And what :meth:`complete`
-                raises.
+            InvalidRequest: ``GRADER_UNSUPPORTED``: no model for embeddings is named here. Also the errors of
+                :meth:`complete`.
         """
         if self._embeddings is None:
             raise no_embeddings()
@@ -105,7 +105,9 @@ class RemoteModels:
         raise Unavailable(
             Code.GRADER_MODEL_UNAVAILABLE,
             f"The server of {name} {reason}.",
-            remedy="Try again later. An operator: check its url and key in MENS_REMOTE_MODELS or MENS_GRADER_EMBEDDINGS.",
+            remedy=(
+                "Try again later. An operator: check its url and key in MENS_REMOTE_MODELS or MENS_GRADER_EMBEDDINGS."
+            ),
         )
 
 

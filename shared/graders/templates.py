@@ -57,7 +57,7 @@ def value_at(path: Path, item: Mapping[str, Any], sample: Mapping[str, Any]) -> 
     """Return the value at a path.
 
     Raises:
-        InvalidRequest: ``GRADER_VARIABLE_INVALID``, ``GRADER_SAMPLE_INVALID``: nowhere.
+        InvalidRequest: ``GRADER_VARIABLE_INVALID``, ``GRADER_SAMPLE_INVALID``: the path leads nowhere.
     """
     value: Any = {"item": item, "sample": sample}
     for number, step in enumerate(path):

@@ -73,7 +73,7 @@ class StringCheck(NamedGrader):
 
 
 class TextSimilarity(NamedGrader):
-    """How alike input and reference are, from 0 to 1."""
+    """Similarity of input and reference, from 0 to 1."""
 
     type: Literal["text_similarity"]
     input: Template
@@ -116,7 +116,7 @@ class AudioData(GraderValue):
 
 
 class AudioPart(GraderValue):
-    """A recording in a message; as with an image, no model here hears it."""
+    """A recording in a message; as with images, no model here can process it."""
 
     type: Literal["input_audio"]
     input_audio: AudioData
@@ -144,7 +144,7 @@ class GraderMessage(GraderValue):
 
 
 class SamplingParams(GraderValue):
-    """How the model that judges is sampled; the third name is spelt as OpenAI spells it."""
+    """Sampling parameters of the judge model; the third name has OpenAI's spelling."""
 
     seed: StrictInt | None = None
     top_p: Annotated[StrictFloat, Field(gt=0, le=1)] | None = None

@@ -22,9 +22,9 @@ from shared.statistics.paired import CONFIDENCE, PADDING
 from shared.statistics.resampling import bca_interval
 
 MIN_ROWS = 8
-"""Fewest rows that give an interval."""
+"""Minimum number of rows for an interval."""
 SAMPLE_TOKENS = 64
-"""Most tokens of a sample answer."""
+"""Largest number of tokens of a sample answer."""
 ANSWERS_AT_ONCE = 4
 SHARE_OF_TRAINING = 0.1
 """Share of the training's time that a self-evaluation with its answers may take."""
@@ -32,7 +32,7 @@ LEAST_SECONDS = 15.0
 """Minimum time of a self-evaluation, however short the training was."""
 TOO_LONG = "more would have taken over a tenth of the training's time"
 MAX_CHARACTERS = 600
-"""Most characters of a stored string."""
+"""Largest number of characters of a stored string."""
 
 
 class EvaluationRow(BaseModel):
@@ -128,12 +128,12 @@ def compare_accuracies(base: Sequence[RowScore], tuned: Sequence[RowScore]) -> P
 def compare_preferences(
     reference: Literal["base", "parent"], before: Sequence[bool], tuned: Sequence[bool]
 ) -> PreferredAnswers:
-    """Compare on how many pairs the preferred answer is the likelier one.
+    """Compare the number of pairs in which the preferred answer is the more likely one.
 
     Args:
         reference: the model that is compared with.
-        before: for each pair, whether the preferred answer is the likelier one to that model.
-        tuned: the same to the tuned model.
+        before: for each pair, whether that model finds the preferred answer more likely.
+        tuned: the same for the tuned model.
     """
     scores = ([RowScore(0.0, float(is_ahead), 1.0, 1) for is_ahead in model] for model in (before, tuned))
     measure = compare_accuracies(*scores)

@@ -17,14 +17,14 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from shared.model_card.self_evaluation import GeneralAnswer
 
 MAX_NEW_TOKENS = 48
-"""Most tokens of an answer to one of them."""
+"""Largest number of tokens of an answer to one of them."""
 AFTER_TRAINING = 8
-"""How many of them, the first, a self-evaluation asks."""
+"""Number of questions, from the first, that a self-evaluation asks."""
 _MARKUP = tuple("{[<|`")
 
 
 class GeneralQuestion(BaseModel):
-    """A question, and the words of a right answer: at least one of each group."""
+    """A question, and the words of a correct answer: it must contain at least one of each group."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     question: str

@@ -1,4 +1,4 @@
-"""A contract's sections with the values that its run used. They differ where the run itself bounds a value."""
+"""A contract's sections with the values that its run used. The values differ if the run itself limits a value."""
 
 from __future__ import annotations
 

@@ -53,20 +53,24 @@ class PairedMeasure(EvaluationPart):
 
 
 class PreferredAnswers(EvaluationPart):
-    """On how many pairs the preferred answer is the likelier one, by its mean log-probability per token."""
+    """Number of pairs in which the preferred answer is the more likely one, by mean log-probability per token."""
 
     reference: Literal["base", "parent"] = Field(description="The model that the run started from.")
     pairs: int
     before: int = Field(description="Pairs in which it is the likelier one to that model.")
     tuned: int = Field(description="Pairs in which it is to the tuned model.")
     interval: tuple[float, float] | None = Field(
-        description="Interval of (tuned - before) / pairs; each end holds with 95 % confidence. Null if there are too few pairs."
+        description=(
+            "Interval of (tuned - before) / pairs; each end holds with 95 % confidence. Null if there are too few "
+            "pairs."
+        )
     )
 
     def __str__(self) -> str:
         """One line of plain text."""
         return (
-            f"the preferred answer is the likelier one, per token, in {self.before} of {counted(self.pairs, 'pair')} to the {self.reference}"
+            f"the preferred answer is the likelier one, per token, in {self.before} of {counted(self.pairs, 'pair')} "
+            f"to the {self.reference}"
             f" and in {self.tuned} to the tuned model; "
         ) + _change((self.tuned - self.before) / self.pairs, self.interval, 100.0, ".1f", " points", "")
 
@@ -182,7 +186,7 @@ TEXTS = ("sample_answers", "general_answers")
 
 
 def without_samples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a job's result or an adapter's metrics for a list: without the answers."""
+    """Return a job's result or an adapter's metrics without the answers, for a list."""
     evaluation = values.get(KEY)
     if not isinstance(evaluation, dict):
         return dict(values)
@@ -252,7 +256,7 @@ def _change(
     unit: str,
     where: str = " on an average row",
 ) -> str:
-    """Say in words how much better an average row is. Multiplying by ``sign`` makes higher better, and scales the
+    """Describe in words how much better an average row is. Multiplying by ``sign`` makes higher better, and scales the
     value.
     """
 

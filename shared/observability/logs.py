@@ -1,4 +1,4 @@
-"""Logging of every process: a plain line or a JSON object a record, on stderr, with ids and without secrets."""
+"""Logging of every process: one plain line or JSON object per record, on stderr, with ids and without secrets."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ SECRETS = re.compile(
 """Bearer tokens, passwords in URLs, Mens' own keys (`shared/database/callers/key_secrets.py`), OpenAI's and the hub's."""
 
 MARKS = ("earer", "://", "mens-", "sk-", "sk_", "hf-", "hf_")
-"""Substrings, one of which is in every match of the pattern; most lines have none, and are not searched."""
+"""Substrings of which every match of the pattern contains at least one; most lines contain none and are not searched.
+"""
 
 
 def redact(text: str) -> str:
-    """Remove apparent secrets from a log line. None is meant to have any: this is for errors that quote a URL or a
-    header.
+    """Remove apparent secrets from a log line. Log lines should never contain any; this is for errors that quote a URL
+    or a header.
     """
     if not any(mark in text for mark in MARKS):
         return text
@@ -34,7 +35,7 @@ def redact(text: str) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """One line a record, and its traceback."""
+    """Writes one line per record, followed by its traceback."""
 
     def __init__(self) -> None:
         super().__init__(TEXT)
@@ -45,7 +46,7 @@ class TextFormatter(logging.Formatter):
 
 
 def json_formatter() -> logging.Formatter:
-    """Make a formatter that writes one JSON object a record: time, level, logger, message, current ids, and the
+    """Make a formatter that writes one JSON object per record: time, level, logger, message, current ids, and the
     record's own fields.
 
     A factory, for `logging.config` too (vLLM's and uvicorn's loggers; `serving/launch/json_logging.json`).

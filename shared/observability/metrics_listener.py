@@ -43,7 +43,7 @@ class MetricsListener:
     """Serves a registry from a thread of its own until it is closed.
 
     Attributes:
-        port: on which it listens; the system chooses it if 0 was requested.
+        port: port on which it listens; the system chooses it if 0 was requested.
 
     Args:
         registry: registry of this process.
@@ -60,7 +60,8 @@ class MetricsListener:
         if not key and not _is_loopback(host):
             raise InvalidRequest(
                 Code.SETTINGS_INVALID,
-                f"MENS_METRICS_HOST: {host} is not loopback, so any client that reaches it could read the metrics of all tenants.",
+                f"MENS_METRICS_HOST: {host} is not loopback, so any client that reaches it could read the metrics of "
+                "all tenants.",
                 remedy="Set MENS_METRICS_KEY, and configure the scraper to send it as its bearer token.",
                 param="MENS_METRICS_KEY",
             )

@@ -19,15 +19,15 @@ DELTA_CHUNK = 64
 
 
 class Recompute(StrEnum):
-    """Choice of what the backward pass computes again instead of keeping it; a later one needs less memory and more time, and
-    none changes a bit of the result.
+    """Choice of the activations that the backward pass recomputes instead of keeping; each choice needs less memory and
+    more time than the one before it, and none changes the result.
     """
 
     NONE = "none"
     MLPS = "mlps"
     """The norms before attention and MLP, and the two wide products of each MLP."""
     BLOCKS = "blocks"
-    """All of a block but its input."""
+    """Everything in a block except its input."""
 
     @property
     def rank(self) -> int:
@@ -44,7 +44,7 @@ def is_fused(contract: FineTuneContract, config: ModelConfig) -> bool:
 
 
 def choices_of(contract: FineTuneContract, config: ModelConfig) -> tuple[Recompute, ...]:
-    """Return what the trainer can compute again: norms and MLPs only where it fuses whole MLPs."""
+    """Return the choices that the trainer supports: norms and MLPs only if it fuses whole MLPs."""
     return tuple(Recompute) if is_fused(contract, config) else (Recompute.NONE, Recompute.BLOCKS)
 
 
@@ -53,7 +53,8 @@ def activation_bytes(
 ) -> int:
     """Return the bytes per token that the forward pass saves for the backward pass.
 
-    If blocks are recomputed: one block's input a layer, and while a block is recomputed, all that this block saves.
+    If blocks are recomputed: the input of each block, plus, while a block is recomputed, everything that this block
+    saves.
 
     Args:
         fused: as the trainer computes on packed rows (`worker/training/model/fused_functions.py`).
@@ -79,11 +80,11 @@ def peak_bytes(
 ) -> int:
     """Return the peak of the bytes of activations that are alive in addition to the logits.
 
-    The logits are alive at the end of the forward pass only. Afterwards there is, in their place, what a block's
-    gradients need; and what is recomputed of it.
+    The logits are alive at the end of the forward pass only. Afterwards, their memory is used for a block's gradients
+    and recomputed activations.
 
     Args:
-        kernels: Triton's kernels run, if it is on a GPU.
+        kernels: whether Triton's kernels run, if it is on a GPU.
         dropped: value of :func:`dropped_inputs`, for a job with dropout.
     """
     if not (fused or dropped):
@@ -115,10 +116,10 @@ def dropped_inputs(contract: FineTuneContract, config: ModelConfig) -> list[int]
 
 
 def _dropout_bytes(config: ModelConfig, rank: int, compute_bytes: int, inputs: int, kind: str) -> int:
-    """Return what a block saves with dropout in addition to what :func:`peak_bytes` begins with, per token.
+    """Return the bytes per token that a block with dropout saves in addition to the base figure of :func:`peak_bytes`.
 
-    Each layer with LoRA then has an input of its own, in fp32, and what was dropped of it: on a GPU a byte for an
-    element, on a CPU its factors in fp32. The inputs that layers share otherwise are not kept.
+    With dropout, each layer with LoRA keeps its own input, in fp32, and the dropout mask: on a GPU one byte per
+    element, on a CPU its factors in fp32. The inputs that layers otherwise share are not kept.
 
     Args:
         inputs: features of the inputs of the block's layers with LoRA.
@@ -130,8 +131,8 @@ def _dropout_bytes(config: ModelConfig, rank: int, compute_bytes: int, inputs: i
 
 
 def _dropped_bytes(config: ModelConfig, compute_bytes: int, *, kernels: bool) -> int:
-    """Return what is not kept per token of a block whose norms and MLP are recomputed: two norms, and the outputs of gate
-    and up.
+    """Return the bytes per token that are not kept if a block's norms and MLP are recomputed: two norms, and the
+    outputs of gate and up.
     """
     # Torch's norm in 16 bits keeps its input in fp32, and would need it in 16 bits as well to be computed again.
     norms = 2 if compute_bytes == 4 or kernels else 0
@@ -145,7 +146,7 @@ def _unit(config: ModelConfig, compute_bytes: int, *, fused: bool, kernels: bool
 
 
 def _block_bytes(config: ModelConfig, rank: int, compute_bytes: int, *, fused: bool, kernels: bool = True) -> list[int]:
-    """Return what each block saves, per token."""
+    """Return the bytes per token that each block saves."""
     unit = _unit(config, compute_bytes, fused=fused, kernels=kernels)
     full = (
         unit.hidden * config.hidden
@@ -164,7 +165,7 @@ def _block_bytes(config: ModelConfig, rank: int, compute_bytes: int, *, fused: b
 def _linear_block_bytes(
     config: ModelConfig, rank: int, compute_bytes: int, unit: ActivationBytes, *, fused: bool
 ) -> int:
-    """Return what a block of linear attention saves, per token."""
+    """Return the bytes per token that a block of linear attention saves."""
     linear = config.linear
     assert linear is not None
     # Five projections where full attention has four. Below fp32 peft gives each a copy of its input in fp32.
@@ -187,8 +188,8 @@ def _state_bytes(linear: LinearAttention) -> int:
 def _gradient_bytes(
     config: ModelConfig, compute_bytes: int, *, kernels: bool, recompute: Recompute, dropout: bool
 ) -> int:
-    """Return what the backward pass of a block needs beyond what it has saved, per token; a weight comes to it, which
-    is dequantised where it is used.
+    """Return the bytes per token that the backward pass of a block needs in addition to the saved activations; a
+    dequantised weight is added separately.
     """
     # In 16 bits, which is on a GPU, a norm's gradient is one kernel, if kernels run; in torch it takes several tensors in fp32.
     norm = 4 * compute_bytes if compute_bytes == 2 and kernels else 20

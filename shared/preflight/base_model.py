@@ -2,7 +2,7 @@
 
 Reads config.json, the shard index and safetensors *headers*: no weight, no GPU library, milliseconds for any model.
 transformers fills a tensor that it does not find with random numbers and continues; here a missing or misshapen tensor
-is an error with its name. The order is the original system's, its codes too where they were good.
+is an error with its name. The order is the original system's, and so are the error codes where possible.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def check_targets(target_modules: Sequence[str] | None, config: ModelConfig) -> 
         names = sorted({name.rsplit(".", 1)[-1] for name in linear_layers(config)})
         raise ContractRejected(
             Code.TARGET_MODULES_UNKNOWN,
-            f"adapter.target_modules names {', '.join(map(repr, unknown))}; this base's linear layers are {', '.join(names)}.",
+            f"adapter.target_modules names {', '.join(map(repr, unknown))}; this base's linear layers are "
+            f"{', '.join(names)}.",
             remedy="Use some of those names, or leave target_modules out to tune them all.",
             param="adapter.target_modules",
             details={"unknown": unknown, "choices": names},
@@ -198,7 +199,8 @@ def _notes(
     notes = []
     if config.composite and namespace == "model":
         notes.append(
-            "The config is composite, but the weights contain only the language model; the names in the weights are used."
+            "The config is composite, but the weights contain only the language model; the names in the weights are "
+            "used."
         )
     if further:
         notes.append(f"{further} further tensors (a vision tower, buffers, a stored tied head) are not trained.")

@@ -1,8 +1,8 @@
-"""Decide the precision of the base if it is left open: unquantised if that fits with headroom, else NF4. Pure
+"""Decide the precision of the base if it is left open: unquantised if that fits with headroom, otherwise NF4. Pure
 arithmetic.
 
-NF4 has a price beyond speed: the adapter is exact on the quantised weights only, and replicas serve the original's. The
-served model's loss from that is the certificate's base shift; full precision has none.
+NF4 costs more than speed: the adapter is exact only on the quantised weights, but replicas serve the original ones. The
+resulting difference is the certificate's base shift; full precision avoids it.
 """
 
 from __future__ import annotations

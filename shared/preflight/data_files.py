@@ -1,7 +1,7 @@
 """A job's data files, read once each: their rows, and the tokens in them that the base would be trained on.
 
-Every file goes through the same checks: rows that are validated on or replayed are written with the same template as
-those that are trained on, and would fail the trainer in the same way.
+Every file goes through the same checks: validation and replay rows are rendered with the same template as training
+rows, and would make the trainer fail in the same way.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Findings:
         supervision: by file; the training file's is always there.
         index: index of the training file's rows, or of the prompts of its preferences.
         lines: those rows or prompts that the trainer will use, as :meth:`trained_on` counts them.
-        rated: in a training file of rated answers, those of these lines that are not held out.
+        rated: counts of the answers that are not held out, in a training file of rated answers.
         held_out: number of lines that are held out.
     """
 
@@ -150,7 +150,7 @@ def read_files(
     """Read each file once: content, rows, duplicates, and supervised tokens.
 
     Args:
-        seq_len: at which rows are cut.
+        seq_len: length at which rows are truncated.
 
     Raises:
         ArtifactInvalid: ``STORAGE_OBJECT_MISSING``: a file is not what was uploaded.
@@ -202,8 +202,8 @@ def report_on_file(
     Args:
         contract: decides the form of the rows, which of them are trained on, and whether bad lines refuse the job. They
             are skipped here.
-        seq_len: at which rows are cut.
-        tokenizer: the base's tokenizer; None: no tokens.
+        seq_len: length at which rows are truncated.
+        tokenizer: the base's tokenizer; None: tokens are not counted.
     """
     filters = RowFilter.of(contract.data)
     passes = _Passes(contract, seq_len, tokenizer, Machine()) if tokenizer else None

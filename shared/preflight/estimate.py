@@ -35,18 +35,18 @@ from shared.preflight.types import Configuration, Disk, Estimate, Machine, Neare
 from shared.tokenization.supervision_report import SupervisionReport
 
 RUNTIME_BYTES = 1 << 30
-"""Allowance for the device context, library workspaces and the allocator's slack: stated, not measured."""
+"""Allowance for the device context, library workspaces and the allocator's slack; an assumption, not a measurement."""
 CPU_RUNTIME_BYTES = 440 << 20
 """Resident set of Python with torch, transformers and peft, and remains of loading a base, as measured."""
 CPU_TOKENS = 8_192
-"""Most tokens of a micro-batch of several rows on a CPU."""
+"""Largest number of tokens of a micro-batch of several rows on a CPU."""
 CPU_CACHE_FRACTION = 0.25
 """Share of the free memory that dequantised weights may take on a CPU."""
 CPU_HEAP_SHARE = 0.3
 """Memory that glibc's heap keeps between the blocks of a step, as a share of activations and logits.
 
-Measured on SmolLM2-135M: 0.05 in the first step, 0.31 to 0.33 in the third; with every large block mapped separately
-(glibc's ``mmap_threshold``), which costs time, the peak is that of the parts within 2 %.
+Measured on SmolLM2-135M: 0.05 in the first step, 0.31 to 0.33 in the third; if every large block is mapped separately
+(glibc's ``mmap_threshold``), which costs time, the peak equals the sum of the parts within 2 %.
 """
 VRAM_FRACTION = 0.85
 """Share of the device that a plan may fill when ``exec.max_vram_fraction`` is not set (specification §3.6)."""
@@ -76,13 +76,13 @@ def estimate(
     Args:
         rows: rows that pass the filters; a validation split is taken from them as the planner does.
         mean_tokens: mean tokens of a row before truncation, when known.
-        epoch_rows: rows of each epoch, if curriculum or replay make them differ; else each has the same.
+        epoch_rows: rows of each epoch, if curriculum or replay make them differ; otherwise all epochs have the same.
         vram_bytes: memory of the device, when known.
         machine: its speed decides the time; None: unknown.
         supervised: fraction of the tokens that carry loss.
         step_tokens: number of tokens of the largest step, when known: on a CPU a micro-batch never has more.
-        recompute: what is computed again in the backward pass.
-        on_gpu: where it trains; see :func:`vram_parts`.
+        recompute: activations that are recomputed in the backward pass.
+        on_gpu: whether it trains on a GPU; see :func:`vram_parts`.
         devices: GPUs that share the job, each with ``vram_bytes``.
     """
     exec_ = contract.exec
@@ -161,14 +161,15 @@ def vram_parts(
     supervised: float = 1.0,
     kernels: bool = True,
 ) -> Vram:
-    """Return the memory of one process in a configuration, whatever batch, accumulation and length the contract has.
+    """Return the memory of one process in a configuration, independent of the contract's batch, accumulation and
+    length.
 
     Args:
-        on_gpu: the trainer computes in two bytes there and in four on a CPU, and takes another share for itself: a
-            stated allowance, or the resident set of Python with torch and transformers, as measured.
-        most_tokens: that a micro-batch can have, where the rows are known.
-        supervised: fraction of them that has logits.
-        kernels: Triton's kernels run on the GPU. A plan is made without the GPU, and assumes it.
+        on_gpu: whether it trains on a GPU, where the trainer computes in two bytes instead of four, and where its own
+            share is an assumed allowance instead of the measured resident set of Python with torch and transformers.
+        most_tokens: largest number of tokens that a micro-batch can have, if the rows are known.
+        supervised: fraction of the tokens that has logits.
+        kernels: whether Triton's kernels run on the GPU. A plan is made without the GPU, and assumes that they do.
     """
     compute_bytes, holders = 2 if on_gpu else 4, configuration.holders
     adapter, lora = contract.adapter, lora_tensors(config, contract.adapter.rank, contract.adapter.target_modules)
@@ -225,9 +226,9 @@ def longest_row(contract: FineTuneContract) -> int:
 
 
 def _reference_share(contract: FineTuneContract) -> float:
-    """Return the cost of forward passes without gradients as a share of the training's: one over every row for the
-    reference's scores. Rated answers need two for them, since each is also scored after another prompt, and one in each
-    epoch, since the policy scores the latter too.
+    """Return the cost of forward passes without gradients as a share of the training's: one pass over every row for the
+    reference's scores. Rated answers need two, because each is also scored after another prompt, and one more in each
+    epoch, because the policy also scores the latter.
     """
     if not contract.has_preferences:
         return 0.0
@@ -236,8 +237,8 @@ def _reference_share(contract: FineTuneContract) -> float:
 
 
 def _replay_share(contract: FineTuneContract, epoch_rows: Sequence[int]) -> float:
-    """Return the cost of watching rows of the replay file, a forward pass over each before every epoch, as a share of the
-    training's; at most, as the file may have fewer rows.
+    """Return an upper bound on the cost of watching rows of the replay file (a forward pass over each before every
+    epoch), as a share of the training's; the file may have fewer rows.
     """
     if not contract.data.replay_file or len(epoch_rows) == 1 or not sum(epoch_rows):
         return 0.0
@@ -257,7 +258,8 @@ def cpu_cache(
     """Return the bytes of the dequantised weights that training on a CPU keeps; 0 if they are large or do not fit.
 
     Args:
-        needed: bytes without them. free_bytes: of the machine. limit_bytes: that the job may take; None: not known.
+        needed: bytes needed without them. free_bytes: free memory of the machine. limit_bytes: bytes that the job may
+            take; None: not known.
     """
     cache = cache_bytes(contract, config, element_bytes=4)
     little = free_bytes is None or cache <= CPU_CACHE_FRACTION * free_bytes
@@ -267,9 +269,9 @@ def cpu_cache(
 def largest_step(contract: FineTuneContract, report: SupervisionReport) -> int | None:
     """Estimate the tokens of a run's largest optimizer step, a sum of rows drawn without replacement.
 
-    A step has other rows in each epoch, so the largest is unknown: it is estimated as the expected maximum of as many
-    draws of a gamma distribution as the run has steps (Blom's approximation, and Wilson and Hilferty's), because
-    lengths have a tail on one side. A row of the histogram counts as the middle of its bucket.
+    A step has different rows in each epoch, so the largest is unknown: it is estimated as the expected maximum of a
+    gamma distribution, drawn once per step of the run (Blom's approximation, and Wilson and Hilferty's), because
+    lengths have a tail on one side. A row counts with the middle of its bucket in the histogram.
     """
     if not report.rows:
         return None
@@ -313,8 +315,8 @@ def nearest_fit(
     on_gpu: bool = True,
     devices: int = 1,
 ) -> NearestFit | None:
-    """Return the configuration nearest to the requested one that needs at most ``budget`` bytes a device; None if none
-    does.
+    """Return the configuration nearest to the requested one that needs at most ``budget`` bytes per device; None if
+    none does.
 
     First the batch is halved and accumulation doubled, which leaves the result as it is (the loss weighs every token
     the same); then activations are recomputed, norms and MLPs before whole blocks, with the batch as large as fits; then the devices hold the base in

@@ -1,4 +1,6 @@
-"""Choose the rows of a training file to hold out, for preflight and trainer alike; count copies that are trained on."""
+"""Choose the rows of a training file to hold out, for preflight and trainer alike; count copies of them that are
+trained on.
+"""
 
 from __future__ import annotations
 

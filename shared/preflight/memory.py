@@ -1,8 +1,8 @@
 """Bytes of a training run with LoRA, part by part, from shapes alone. Pure arithmetic.
 
-NF4 (bitsandbytes 0.50, arXiv 2305.14314 §3)  half a byte a weight; one absmax a block of 64: fp32, or with double
-                                              quantisation one byte, with an fp32 absmax a group of 256 and an offset;
-                                              and two code books (16 and 256 fp32 values) that each layer owns.
+NF4 (bitsandbytes 0.50, arXiv 2305.14314 §3) half a byte per weight; one absmax per block of 64: fp32, or with double
+quantisation one byte, with an fp32 absmax per group of 256 and an offset; and two code books
+                                              (16 and 256 fp32 values) that each layer owns.
 LoRA (arXiv 2106.09685 §4.1)                  A (rank, in) and B (out, rank), fp32.
 """
 
@@ -32,7 +32,7 @@ CHECKPOINT_TEXT_BYTES = 1 << 20
 """Allowance for a checkpoint's JSON files: manifest, PEFT's config, metrics."""
 
 CHUNK_ELEMENTS = 1 << 25
-"""Logits that exist at a time (fp32: 128 MiB)."""
+"""Number of logits that exist at a time (fp32: 128 MiB)."""
 
 
 def nf4_bytes(weights: int, *, double_quant: bool) -> int:
@@ -90,8 +90,8 @@ def optimizer_state_bytes(lora: Mapping[str, Shape]) -> int:
 
 
 def moment_bytes(elements: int, *, eight_bit: bool) -> int:
-    """Return the device memory of AdamW's two moments of a tensor: fp32, or a byte each and an fp32 scale a block of
-    256.
+    """Return the device memory of AdamW's two moments of a tensor: fp32, or one byte each and an fp32 scale per block
+    of 256.
 
     The 8-bit optimizer keeps small tensors in fp32 too.
     """

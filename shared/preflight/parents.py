@@ -20,7 +20,7 @@ ANSWER_MODELS = "provenance.answer_models"
 
 
 def planned_parent(manifest: AdapterManifest) -> PlannedParent:
-    """Return the parent that an adapter is."""
+    """Return an adapter as the parent of a run."""
     return PlannedParent(
         id=manifest.adapter_id,
         digest=manifest.digest,
@@ -42,7 +42,7 @@ def check_base(contract: FineTuneContract, parent: PlannedParent | None, base: B
     """Refuse a parent that is missing, or that belongs to another base.
 
     Raises:
-        ContractRejected: ``CONTINUE_BASE_MISMATCH``; ``CONTRACT_UNSUPPORTED``: no one has looked the adapter up.
+        ContractRejected: ``CONTINUE_BASE_MISMATCH``; ``CONTRACT_UNSUPPORTED``: the adapter has not been looked up.
     """
     name = contract.adapter.continue_from
     if name is not None and parent is None:
@@ -55,7 +55,8 @@ def check_base(contract: FineTuneContract, parent: PlannedParent | None, base: B
     if parent is not None and parent.base_digest != base.digest:
         raise ContractRejected(
             Code.CONTINUE_BASE_MISMATCH,
-            f"{parent.id} was trained on {parent.base_model} with the digest {parent.base_digest[:12]}; the job's base is {base.name}"
+            f"{parent.id} was trained on {parent.base_model} with the digest {parent.base_digest[:12]}; the job's "
+            f"base is {base.name}"
             f" with the digest {base.digest[:12]}.",
             remedy=f"Leave the base out to tune {parent.base_model}, or continue from an adapter of {base.name}.",
             param=FIELD,
@@ -82,7 +83,7 @@ def inherited_values(contract: FineTuneContract, parent: PlannedParent | None, c
 def with_answer_models(contract: FineTuneContract, parent: PlannedParent | None) -> FineTuneContract:
     """Return the contract with the models whose answers the parent was trained on, in addition to its own; the same object if it has them.
 
-    Where they do not fit in the list, one entry refers to the parent's manifest.
+    If they do not fit in the list, one entry refers to the parent's manifest instead.
 
     Raises:
         ContractRejected: ``CONTRACT_INVALID``: that entry does not fit either.
@@ -135,12 +136,14 @@ def describe_differences(contract: FineTuneContract, parent: PlannedParent | Non
     notes = []
     if parent is not None and not parent.is_exact(contract.adapter):
         notes.append(
-            f"alpha / rank is {parent.alpha}/{parent.rank} in {parent.id} and {contract.adapter.alpha}/{contract.adapter.rank} in this"
+            f"alpha / rank is {parent.alpha}/{parent.rank} in {parent.id} and "
+            f"{contract.adapter.alpha}/{contract.adapter.rank} in this"
             " run: its weights are scaled to mean the same, with one rounding."
         )
     if parent is not None and parent.quant_base not in (None, contract.quant.base):
         notes.append(
-            f"{parent.id} was trained with quant.base {parent.quant_base}, and this run holds its base in {contract.quant.base}: its"
+            f"{parent.id} was trained with quant.base {parent.quant_base}, and this run holds its base in "
+            f"{contract.quant.base}: its"
             " first answers differ a little from the parent's."
         )
     return notes

@@ -4,7 +4,7 @@ line offline. Reads headers, config, tokenizer and data; no weight, no GPU libra
     contract ─► refusals ─► model folder ─► presets ─► refusals ─► length, targets, servability ─► tokenizer
              ─► data and supervision, each file read once ─► presets, refusals and plan, with rows and their length ─► estimate
 
-Cheap checks come first. The first thing that makes the job impossible raises, with its code and what to do about it.
+Cheap checks come first. The first fault that makes the job impossible raises an error, with its code and remedy.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def preflight(
 
 
 def _with_backend(request: JobRequest) -> JobRequest:
-    """Return the request; its backend decides a pair of method and precision that the contract leaves open."""
+    """Return the request with the method and precision that its backend implies, if the contract leaves them open."""
     contract = request.contract
     if request.backend is None or not is_open(contract):
         return request
@@ -227,7 +227,7 @@ def _open_lengths(
 
 
 def _holds_rows(lengths: dict[HeldBase, OpenLength | None], base: HeldBase, longest: int) -> bool:
-    """Return whether a precision truncates no row that NF4 would keep whole."""
+    """Return whether every row that fits with NF4 also fits with this precision, without truncation."""
     own, least = lengths[base], lengths.get(BaseQuant.NF4)
     return own is None or least is None or own.limit >= min(longest, least.limit)
 
@@ -291,7 +291,10 @@ def _estimate(
         note = "The job needs more memory than the device has; the trainer splits its steps, or the base."
         needs = needs.model_copy(update={"notes": (*needs.notes, note)})
     if on_gpu and machine.free_bytes is not None and needs.vram_bytes > machine.free_bytes:
-        note = f"{machine.free_bytes >> 20} MiB of the device's memory are free now, less than the job needs without splitting."
+        note = (
+            f"{machine.free_bytes >> 20} MiB of the device's memory are free now, less than the job needs without "
+            "splitting."
+        )
         needs = needs.model_copy(update={"notes": (*needs.notes, note)})
     return needs
 
@@ -321,7 +324,10 @@ def _unknown_machine(request: JobRequest, machine: Machine) -> list[str]:
         return []
     smallest = f"its smallest row (GPUs of {auto_row(None).max_vram_mb} MiB)"
     return [
-        f"No worker has reported its memory, so the preset auto uses {smallest}. Name a preset, or try again when a worker is running."
+        (
+            f"No worker has reported its memory, so the preset auto uses {smallest}. Name a preset, or try again when a "
+            "worker is running."
+        )
     ]
 
 

@@ -1,7 +1,7 @@
 """Decide ``exec.seq_len`` if it is left out: the data's longest row, within the bounds of base and memory.
 
-The contract's own default would silently cut the beginning of longer rows, system text first. Pure arithmetic: which
-rows are cut all the same is in the supervision report.
+The contract's own default would silently cut the beginning of longer rows, system text first. Pure arithmetic: the
+supervision report shows which rows are truncated all the same.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ STEP = 256
 UNKNOWN_MEMORY_TOKENS = 4_096
 """Longest row on a device with unknown memory."""
 MOST_TOKENS = 1 << 26
-"""More than any device has room for."""
+"""A number of tokens larger than any device has room for."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenLength:
-    """A length that the data is to decide.
+    """A length that the data will determine.
 
     Attributes:
-        limit: most tokens of a row.
-        tokens: most tokens of a micro-batch on the device; None when its memory is not known.
-        may_split: a step's rows may be cut into smaller micro-batches.
-        sequences: number of sequences of a row: two for a pair of answers.
+        limit: largest number of tokens of a row.
+        tokens: largest number of tokens of a micro-batch on the device; None if its memory is unknown.
+        may_split: whether a step's rows may be divided into smaller micro-batches.
+        sequences: number of sequences per row: two for a pair of answers.
     """
 
     limit: int
@@ -64,7 +64,7 @@ class OpenLength:
 
 
 def length_without_job(folder: Path) -> int:
-    """Return the length at which rows are cut without a job: that of a device with unknown memory.
+    """Return the length at which rows are truncated outside a job: that of a device with unknown memory.
 
     Args:
         folder: the base's folder; one with a tokenizer alone is enough.

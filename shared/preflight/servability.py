@@ -21,7 +21,8 @@ from shared.replicas import ServedBaseName, describe_unserved, rank_remedy, serv
 def check_servable(
     contract: FineTuneContract, config: ModelConfig, limits: ServingLimits, *, base_digest: str | None = None
 ) -> None:
-    """Refuse a contract whose adapter could be trained but not served; an unpublished one may have any form.
+    """Refuse a contract whose adapter could be trained but not served; an adapter that is not published may have any
+    form.
 
     Args:
         base_digest: digest of the base that the contract names; compared only when both sides know theirs.
@@ -80,7 +81,7 @@ def rows_too_long(seq_len: int, positions: int) -> ContractRejected:
 
 
 def check_served_weights(contract: FineTuneContract, limits: ServingLimits) -> None:
-    """Refuse an adapter of the unquantised base if only the base's twin is served, which is another base to it.
+    """Refuse an adapter of the unquantised base if only the base's twin is served, which is a different base for it.
 
     Args:
         contract: its precision is decided.

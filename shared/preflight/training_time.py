@@ -1,4 +1,4 @@
-"""Training time of a job: measured by an earlier job of the base, else estimated and labelled as a guess. Pure
+"""Training time of a job: measured by an earlier job on the base, otherwise estimated and labelled as a guess. Pure
 arithmetic.
 
 The tiers are the original's: measured speed, FLOPs of the model over the device's speed, 200 ms a step.
@@ -58,7 +58,7 @@ DENSE_BF16_PEAKS = (
 )
 """Pattern of a device's name → dense bf16 FLOP/s. The first match counts; a device without one has no MFU."""
 REDUCED = re.compile(r"\bMIG\b|\bLaptop\b")
-"""Names of devices that have a part of the peak, or less power for it: their own peak is unknown."""
+"""Names of partitioned or power-limited devices, whose own peak is unknown."""
 
 
 def dense_bf16_peak(device_name: str) -> float | None:
@@ -78,8 +78,8 @@ class Workload:
         attention: n_h · d · L over the layers of full attention. A linear-attention layer's work besides its
             projections is left out, so the MFU of a hybrid model is reported a little low.
         head: hidden size times vocabulary, h · V.
-        recompute: what is computed twice.
-        mlps: weights of gate and up, and of their B's: what is computed twice where MLPs are.
+        recompute: activations that are recomputed.
+        mlps: number of weights of gate and up, and of their B's, which are used twice if MLPs are recomputed.
     """
 
     linears: int
@@ -92,9 +92,10 @@ class Workload:
     def flops_per_token(self, attended: float, supervised: float) -> float:
         """Return the FLOPs of forward and backward pass for a token.
 
-        ``4N + 6·lora + 3·(4·n_h·d·L·K) + 4·h·V·t``: a frozen layer has a forward product and one for the gradient of
-        its input, a trained one also one for its weight; the head is computed for supervised positions only. If blocks
-        are recomputed their forward pass runs twice: ``+ 2N + 2·lora + 4·n_h·d·L·K``; of MLPs two products do.
+        ``4N + 6·lora + 3·(4·n_h·d·L·K) + 4·h·V·t``: a frozen layer has one product in the forward pass and one for the
+        gradient of its input, a trained layer also one for the gradient of its weight; the head is computed for
+        supervised positions only. If blocks are recomputed their forward pass runs twice: ``+ 2N + 2·lora +
+        4·n_h·d·L·K``; of MLPs two products do.
 
         Args:
             attended: K, mean number of keys that a query attends to.

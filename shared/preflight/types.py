@@ -33,7 +33,7 @@ class JobRequest:
     """A fine-tune job as its caller requests it, before presets and checks.
 
     Attributes:
-        contract: as the caller wrote it; presets leave the fields that were set (``model_fields_set``) as they are.
+        contract: the caller's contract; presets do not change fields that were set (``model_fields_set``).
         preset: a preset's name, or ``auto``.
         domain: a domain profile's name.
         name: left part of the adapter's id; the contract's tag when None.
@@ -66,7 +66,8 @@ class InputFile:
 
     Attributes:
         lines: its lines, when they have been counted.
-        verify: compare its bytes with ``sha256`` while they are read: storage may have changed since the upload.
+        verify: whether to compare its bytes with ``sha256`` while they are read, because storage may have changed since
+            the upload.
     """
 
     file_id: str
@@ -119,13 +120,13 @@ class Machine:
         host_bytes: main memory for training on the CPU.
         cores: number of cores of the CPU that trains. device_name: name of the GPUs.
         gpu_fault: why a GPU that the driver shows cannot be used; None if it can, and without a GPU.
-        origin: where the facts are from, in words for a plan.
+        origin: source of these facts, in words, for a plan.
         limits: limits of the serving tier.
         tokens_per_second: measured training rate for this base. measured_by: the job that was measured.
         other_seconds: what that job took in addition to its training.
         quant_base: the operator's precision if callers leave it open; ``auto``: the rule decides.
-        thorough: tokenise every row. A control plane that handles a request tokenises a sample of a large file
-            instead, reports that it did, and leaves the rest to the worker.
+        thorough: whether to tokenise every row. A control plane that handles a request tokenises a sample of a large
+            file instead, reports that it did, and leaves the rest to the worker.
     """
 
     device: str = "auto"
@@ -179,7 +180,7 @@ class BasePrecision(PreflightValue):
 
 
 class PlannedDevice(PreflightValue):
-    """The device that a job is planned for, and where that was taken from."""
+    """The device that a job is planned for, and the source of this information."""
 
     device: Literal["cpu", "cuda", "auto"] = Field(description="auto: not known; memory is then that of a GPU.")
     source: str
@@ -264,7 +265,10 @@ class Vram(PreflightValue):
 
     quantised_weights: int = Field(description="NF4 weights with their quantisation state.")
     other_weights: int = Field(
-        description="Weights that are not quantised, in compute dtype: embeddings, head, norms, biases; all of an unquantised base."
+        description=(
+            "Weights that are not quantised, in compute dtype: embeddings, head, norms, biases; all of an "
+            "unquantised base."
+        )
     )
     dequantised_cache: int = Field(
         description="On a CPU: the NF4 weights dequantised, kept where they take a small part of its memory."

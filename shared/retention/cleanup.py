@@ -1,6 +1,6 @@
 """Apply the retention policy: find what it covers, and delete it. The worker tier and `mens retention` do the same.
 
-A finding may be needed again by the time it is deleted, so each verb checks once more and then leaves it.
+By the time of its deletion, a finding may be needed again, so each verb checks once more and keeps it in that case.
 """
 
 from __future__ import annotations

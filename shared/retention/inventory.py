@@ -40,7 +40,7 @@ class Inventory:
         uses: uses of these adapters.
         jobs: the finished ones.
         models_needed: digests of merged models that an unfinished job might make again.
-        in_use_since: when the first of the running jobs began; None: no job runs.
+        in_use_since: start of the earliest running job; None: no job is running.
     """
 
     now: datetime
@@ -146,7 +146,8 @@ def uses_of(session: Session, unfinished: list[JobRow], alias_moves: int) -> Use
 
 
 def needed_adapters(database: Database, alias_moves: int) -> set[str]:
-    """Return the ids of the adapters that cannot be deleted now, or that a rollback needs; those that other tenants may use too.
+    """Return the ids of the adapters that cannot be deleted now or that a rollback needs, including those that other
+    tenants may use.
 
     Args:
         database: the installation's.

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Periods and amounts to keep; None means permanently.
+    """Retention periods and amounts; None means that they are kept permanently.
 
     Attributes:
         checkpoints: number of each job's newest checkpoints to keep.
@@ -59,7 +59,7 @@ class Uses:
 
     Attributes:
         needed: ids that aliases point to or might be rolled back to, and those of unfinished jobs.
-        left_at: when an alias last ceased to point to an id.
+        left_at: last time at which an alias stopped pointing to an id.
     """
 
     needed: Collection[str] = frozenset()
@@ -181,12 +181,12 @@ def unreferenced_to_remove(
 
 
 def prepared_to_remove(files: Iterable[PreparedFile], in_use_since: datetime | None, policy: Policy) -> list[str]:
-    """Names of the prepared files to remove, until the others fit.
+    """Return the names of the prepared files to remove so that the others fit.
 
     Args:
         files: all in the cache.
         in_use_since: when the first of the running jobs began: it may read any file used since; None: no job runs.
-        policy: whose bound on bytes applies.
+        policy: policy with the bound on bytes.
     """
     if policy.prepared_bytes is None:
         return []

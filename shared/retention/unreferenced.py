@@ -1,4 +1,4 @@
-"""Stored folders that no job accounts for: it failed, was cancelled or was killed after it had stored them.
+"""Stored folders that no job accounts for: the job failed, was cancelled or was killed after it had stored them.
 
 A job reserves an adapter before it stores it (:func:`shared.database.deletions.reserve_adapters`), and no file of an
 unfinished job is unreferenced. A finding is checked once more when it is removed, while every unfinished job's row is

@@ -32,7 +32,7 @@ ARTIFACTS: dict[str, tuple[ArtifactKind, str]] = {
 
 
 class Verified(Reference):
-    """A reference, and the fault of the object that it names; None without a fault."""
+    """A reference, and the fault of the object that it names; None if it is sound."""
 
     error: str | None
 

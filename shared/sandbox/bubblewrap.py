@@ -43,8 +43,10 @@ def wrapped(
         info_fd: descriptor to which bubblewrap writes the process id of the namespaces' first process, as JSON.
         tmpfs_bytes: size of /tmp, which is memory.
         bound: further paths that the command needs, read-only.
-        disks: further file systems of that size, so that filling one leaves room in the others; see :func:`disk`.
-        as_first: the command is process 1; else bubblewrap is, and waits for processes that the command leaves behind.
+        disks: number of further file systems of that size, so that filling one leaves room in the others; see
+            :func:`disk`.
+        as_first: whether the command is process 1; otherwise bubblewrap is, and waits for processes that the command
+            leaves behind.
     """
     words = [
         PROGRAM,

@@ -34,7 +34,7 @@ def receive(end: socket.socket, limit: int = MAX_MESSAGE_BYTES) -> Any:
 
     Raises:
         ChannelClosed: the other end is gone or silent beyond the socket's timeout, the message is longer than the
-            limit, or no JSON.
+            limit, or not JSON.
     """
     (length,) = _LENGTH.unpack(_read(end, _LENGTH.size))
     if length > limit:

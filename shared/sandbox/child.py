@@ -26,8 +26,8 @@ _MAX_HELLO_BYTES = 4096
 
 
 class ForkServer:
-    """The running ``python -m shared.sandbox``. It ends when the control socket is closed, so at the latest with this
-    process.
+    """The running ``python -m shared.sandbox``. It ends when the control socket is closed, at the latest when this
+    process ends.
 
     Args:
         disks: file systems for graders' files at the level bubblewrap, each of ``limits.tmpfs_bytes``.
@@ -90,7 +90,7 @@ class ForkServer:
         return self._child.is_running() and not state.poll(0)
 
     def fork(self, channel: socket.socket, packages: list[str], disk: int) -> None:
-        """Have a process forked for a grader; it communicates over the channel.
+        """Request a forked process for a grader; it communicates over the channel.
 
         Args:
             disk: the number of the file system for its files, at the level bubblewrap.

@@ -25,7 +25,7 @@ from shared.sandbox.levels import COMPILE_SECONDS, MAX_OUTPUT_BYTES, MAX_SOURCE_
 from shared.sandbox.packages import named_packages
 
 GRACE_SECONDS = 15.0
-"""Time for an answer beyond the item's own: imports, forking, a busy machine."""
+"""Additional time for an answer beyond the item's own limit, for imports, forking and a busy machine."""
 RETRY_SECONDS = (0.1, 0.5)
 MAX_ANSWER_BYTES = 8 * MAX_OUTPUT_BYTES
 LEAST_MEMORY_BYTES = 256 << 20
@@ -37,9 +37,10 @@ class Sandbox:
     """Grades items, each in a process of its own that can reach nothing. Thread-safe.
 
     Args:
-        level: that contains the code. The caller must know that it holds here: :meth:`open` takes the probe's.
+        level: level that contains the code. The caller must know that it holds on this machine; :meth:`open` uses the
+            probe's.
         limits: limits of one item.
-        parallel: items at once; further calls wait for their turn.
+        parallel: number of concurrent items; further calls wait for their turn.
     """
 
     def __init__(self, level: Level, limits: Limits | None = None, parallel: int = 2) -> None:
@@ -131,12 +132,12 @@ class Sandbox:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for a turn, as an item does, for other work that is contained in the same way."""
+        """Wait for a turn, like an item, for other work that is contained in the same way."""
         with self._slots:
             yield
 
     def forget(self) -> None:
-        """End the processes that wait for more items of their grader, so that no caller gets the process of another."""
+        """End the processes that wait for more items of their grader, so that no caller gets another caller's process."""
         with self._lock:
             for _, channel in self._idle:
                 self._end(channel)
@@ -283,7 +284,10 @@ _ERRORS: dict[str, tuple[Code, str, str]] = {
     "source": (
         Code.GRADER_SOURCE_INVALID,
         "The grader's source cannot be used",
-        "Write Python of this release with a function `grade(sample, item)` that returns a number; docs/evaluation.md lists the packages.",
+        (
+            "Write Python of this release with a function `grade(sample, item)` that returns a number; "
+            "docs/evaluation.md lists the packages."
+        ),
     ),
     "raised": (Code.GRADER_FAILED, "The grader failed", "Try it with graders/run; the details contain its traceback."),
     "limit": (

@@ -26,10 +26,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def own_uid(number: int) -> int:
-    """Return a user id for a grader, one that this machine, or the container, has mapped.
+    """Return a user id for a grader that is mapped on this machine or in the container.
 
     Args:
-        number: at random, so that two graders that run at once have two users.
+        number: random number, so that concurrent graders have different users.
     """
     ranges = [[int(word) for word in line.split()] for line in _read("/proc/self/uid_map").splitlines()]
     largest = max((inside + count for inside, _, count in ranges), default=1 << 32)
@@ -50,8 +50,8 @@ def become(uid: int, *, read_everything: bool) -> None:
     """Turn from root into a user, and give up every capability.
 
     Args:
-        read_everything: keep one capability, to read files that only root may: for a Python below /root. Landlock then
-            decides which files may be read at all.
+        read_everything: whether to keep the one capability that lets root read all files, needed for a Python
+            installation below /root. Landlock then decides which files may be read at all.
 
     Raises:
         OSError: this root may not change its user, as in a container without capabilities.
@@ -91,8 +91,8 @@ def limit_item(limits: Limits, threads: int) -> None:
 def close_in(
     readable: Iterable[Path], writable: Iterable[Path], program: bytes, executable: Iterable[Path] = ()
 ) -> None:
-    """Give up every file but these and every system call but the program's. If programs may be executed, files may be
-    moved.
+    """Give up access to all files except these and all system calls except the program's. If programs may be executed,
+    files may also be moved.
 
     Raises:
         OSError: the kernel refuses.

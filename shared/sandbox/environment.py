@@ -9,7 +9,7 @@ from pathlib import Path
 import shared
 
 ROOT = Path(shared.__file__).resolve().parent.parent
-"""Folder of the packages of Mens, for the fork server alone; code inside cannot read it."""
+"""Folder of Mens' packages, readable only for the fork server; code inside the sandbox cannot read it."""
 
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/usr/share/zoneinfo")

@@ -36,7 +36,7 @@ class Request:
 
     Attributes:
         packages: to import before it is forked.
-        number: at random; determines its folder and its user.
+        number: random number that determines its folder and its user.
         disk: the number of its folder's file system, if each has one.
         channel: that its source will arrive on.
     """

@@ -1,7 +1,7 @@
 """One grader: its source is compiled once in a confined process, and run for each item in a fork of it.
 
-The top level of the source runs for each item too. So nothing that one item does, with an answer that is an attack, is
-there for the next one, and nothing that is written by another runs in the process that reads the items.
+The top level of the source runs for each item too. So an item whose answer is an attack leaves nothing behind for the
+next one, and no untrusted code runs in the process that reads the items.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Inheritance:
 
     Attributes:
         folder: parent of each grader's folder; None: each has a file system of its own.
-        threads: whether an item may start threads: only where they are counted for it alone.
+        threads: whether an item may start threads, which requires that they are counted for that item alone.
         own_user: turn from root into a user.
         read_everything: see :func:`confinement.become`.
     """
@@ -198,7 +198,10 @@ def _read_result(content: bytes, exit_code: int, limits: Limits) -> Outcome:
     if outcome := _parse_result(content):
         return outcome
     if exit_code in {-signal.SIGXCPU, -signal.SIGKILL}:
-        message = f"it was killed: it took more than {limits.wall_seconds:g} s of processor time, or the machine ran out of memory"
+        message = (
+            f"it was killed: it took more than {limits.wall_seconds:g} s of processor time, or the machine ran out "
+            "of memory"
+        )
         return {"error": "time", "message": message, "detail": ""}
     ending = (
         f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
@@ -231,7 +234,7 @@ def _parse_result(content: bytes) -> Outcome | None:
 def _be_item(
     inheritance: Inheritance, parent: int, code: CodeType, request: dict[str, Any], result: int, output: int
 ) -> None:
-    """Run the code; never returns. After the call of ``exec`` nothing here can be relied on."""
+    """Run the code; never returns. After the call of ``exec``, nothing in this process can be relied on."""
     outcome: Outcome = {"error": "raised", "message": "its process could not be closed in", "detail": ""}
     try:
         end_with_parent(parent)

@@ -39,15 +39,15 @@ def abi_version() -> int:
 def restrict_files(
     readable: Iterable[Path], writable: Iterable[Path], executable: Iterable[Path] = (), *, moves: bool = False
 ) -> None:
-    """Irrevocably restrict this process and its children to these paths; TCP and signals to others as far as the kernel
-    can.
+    """Irrevocably restrict this process and its children to these paths; and, as far as the kernel supports it, forbid
+    TCP and signals to other processes.
 
     Args:
         readable: files, and folders with all that is in them; those that do not exist are left out.
         writable: files; and folders in which files and folders may be created, written, removed; no links, sockets,
             devices.
         executable: files, and folders with all that is in them, that may be executed, and read.
-        moves: allow moves between writable folders. They let files escape measurement.
+        moves: allow moves between writable folders. Moves let files escape measurement.
 
     Raises:
         OSError: the kernel refuses.

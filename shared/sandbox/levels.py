@@ -17,7 +17,7 @@ COMPILE_SECONDS = 30.0
 
 
 def weakest(levels: Iterable[Level | None]) -> Level | None:
-    """Return the weakest level of code that ran at several; None if none ran."""
+    """Return the weakest of the levels at which code ran; None if none ran."""
     return max(filter(None, levels), key=LEVELS.index, default=None)
 
 
@@ -63,8 +63,8 @@ class SandboxReport:
 
     Attributes:
         level: level that code runs at; None when none here contains it.
-        reasons: for each level that was tried and rejected, the reason.
-        attacks: tried at the accepted level.
+        reasons: reason for each level that was tried and rejected.
+        attacks: attacks that were tried at the accepted level.
     """
 
     level: Level | None

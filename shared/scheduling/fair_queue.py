@@ -1,7 +1,8 @@
 """The rule of the queue: which job is claimed when a worker is free. docs/jobs.md explains it.
 
-1. A tenant's first job is the one with the earliest ``queued_at - priority * 12 h``: the higher priority, then the
-   order of submission; a level of priority is worth twelve hours. So no job waits indefinitely, whatever its priority.
+1. A tenant's first job is the one with the earliest ``queued_at - priority * 12 h``: that is, by priority and then by
+order of submission, where one level of priority is worth twelve hours.
+   So no job waits indefinitely, whatever its priority.
 2. Among the tenants' first jobs, the one of the highest level is first: its priority, plus one for every twelve hours
    that it has waited while no job of its tenant ran.
 3. Within a level, the tenant that has used the least GPU time in the last 24 hours; holds of running jobs count.
@@ -19,10 +20,10 @@ from shared.scheduling.types import PRIORITY_SECONDS, Allowance, Blocked, Queued
 
 
 class FairQueue:
-    """A queue from which jobs are taken, one after the other.
+    """A queue from which jobs are taken one after the other.
 
     Args:
-        state: is not changed.
+        state: the queue's state; it is not modified.
     """
 
     def __init__(self, state: QueueState) -> None:

@@ -14,7 +14,7 @@ from shared.scheduling.types import UNKNOWN_SECONDS, Blocked, QueuedJob, QueueSt
 
 
 class Reason(StrEnum):
-    """Why a job waits, or why it stands where it does: what put the job just before it there."""
+    """Why a job waits or has its position: the reason why the job just before it comes first."""
 
     NEXT = "next"
     PRIORITY = "priority"
@@ -42,7 +42,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """A job that was taken, with its level and its tenant's use at the time."""
+    """A job that was started, with its level and its tenant's use at that time."""
 
     job: QueuedJob
     level: int
@@ -65,7 +65,7 @@ def forecast(state: QueueState, workers: int) -> dict[str, Place]:
 
     Args:
         state: the queue as it is.
-        workers: number of live ones; those that run jobs count even if they are not among them.
+        workers: number of live workers; workers that run jobs count even if they are not among them.
     """
     queue = FairQueue(state)
     slots = [

@@ -14,7 +14,7 @@ Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ScorecardEvent(ScorecardValue):
-    """How a model did at a task: after its last attempt, unless a field says otherwise."""
+    """A model's result on a task: after its last attempt, unless a field says otherwise."""
 
     condition_id: ConditionId
     backend: Backend

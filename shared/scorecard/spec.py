@@ -20,7 +20,9 @@ MAX_TASKS = 2_000
 ConditionId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{1,63}$")]
 TaskId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$")]
 Text = Annotated[str, StringConstraints(max_length=100_000)]
-"""A string with a constraint: without one pydantic accepts lone surrogates, which no answer file can contain."""
+"""A string with a constraint: without a constraint, pydantic accepts lone surrogates, which an answer file cannot
+contain.
+"""
 Backend = Literal["base", "qlora", "burn", "other"]
 Expected = list[Annotated[str, StringConstraints(min_length=1)]]
 
@@ -37,7 +39,9 @@ class ScorecardCondition(ScorecardValue):
     id: ConditionId
     label: Text
     mode: Literal["http_generate", "fixture_file"] = Field(
-        description="`http_generate`: it is sampled at `server_url`. `fixture_file`: its answers are files in `fixture_dir`."
+        description=(
+            "`http_generate`: it is sampled at `server_url`. `fixture_file`: its answers are files in `fixture_dir`."
+        )
     )
     backend: Backend = Field("other", description="Backend that trained it; `base` for an untrained model.")
     model_id: Text | None = Field(None, description="Its name in requests; required for `http_generate`.")

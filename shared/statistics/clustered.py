@@ -1,6 +1,6 @@
 """Grouped values: k samples of one prompt, or questions about one document. Resampling draws groups, not values.
 
-Values of one group are alike, so that n of them say less than n values of n groups; to count them as if they were
+Values of one group are similar, so n of them carry less information than n values from n groups; treating them as
 independent makes intervals too narrow.
 
 Source: Miller, "Adding Error Bars to Evals" (arXiv 2411.00640).
@@ -52,10 +52,10 @@ def clustered_standard_error(values: Sequence[float], groups: Sequence[Hashable]
 def clustered_rate_interval(
     passed: Sequence[bool], groups: Sequence[Hashable], confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Return Wilson's two-sided interval of a rate of grouped answers, from the number of independent answers that
-    would vary as much.
+    """Return Wilson's two-sided interval of a rate of grouped answers, using the number of independent answers that
+    would have the same variance.
 
-    If all pass or none does, they do not vary, and each group counts as one.
+    If all or none pass, the variance is 0, and each group counts as one answer.
 
     Source: Korn and Graubard, "Confidence intervals for proportions with small expected number of positive counts
     estimated from survey data" (1998), with Wilson's interval in place of the exact one.

@@ -10,7 +10,9 @@ _NORMAL = NormalDist()
 
 
 def mcnemar_p_value(losses: int, wins: int) -> float:
-    """Return the exact two-sided p-value of McNemar's test: a fair coin's, over the items where the models differ."""
+    """Return the exact two-sided p-value of McNemar's test: the test of a fair coin on the items where the models
+    differ.
+    """
     total, fewer = losses + wins, min(losses, wins)
     tail = sum(math.comb(total, count) for count in range(fewer + 1))
     return min(1.0, float(2 * tail / 2**total))

@@ -18,9 +18,9 @@ from shared.statistics.resampling import bca_interval, sign_flip_p_value
 
 CONFIDENCE = 0.95
 PADDING = (-1.0, 1.0)
-"""Two pairs, in each of which one model wins wholly, that are added to every comparison: so that a few equal answers do
-not give an interval of no width. After Agresti and Min, "Simple improved confidence intervals for comparing matched
-proportions" (2005).
+"""Two pairs, each won completely by one of the models, that are added to every comparison, so that a few equal answers
+do not give an interval of zero width. After Agresti and Min, "Simple improved confidence intervals for comparing
+matched proportions" (2005).
 """
 
 
@@ -138,7 +138,10 @@ def _decide(interval: tuple[float, float], visible: float | None, margin: float,
     if visible is not None and visible <= margin:
         return (
             Status.FAILED,
-            f"a loss of {margin:g} cannot be excluded, although {counted(items, 'item is', 'items are')} enough to exclude it",
+            (
+                f"a loss of {margin:g} cannot be excluded, although {counted(items, 'item is', 'items are')} enough to "
+                "exclude it"
+            ),
         )
     return Status.MISSING_EVIDENCE, f"{counted(items, 'item is', 'items are')} too few to exclude a loss of {margin:g}"
 

@@ -22,7 +22,7 @@ SEED = 1337
 EXACT_UP_TO = 12
 """Number of differences up to which all combinations of signs are evaluated."""
 BLOCK = 2**18
-"""Number of values drawn at a time: more would take much memory."""
+"""Number of values drawn at a time, to limit memory."""
 _NORMAL = NormalDist()
 _ROUNDING = 1e-12
 

@@ -4,9 +4,9 @@ Wins and losses are the items on which the two models differ. If the new model i
 supermartingale that begins at 1: the chance that it ever reaches 1/alpha is at most alpha, however often and whenever
 it is looked at (Ville's inequality).
 
-The other direction, that the model loses at most a margin more often than it wins, is a bet on each item against a
-larger loss; the wealth of the bets is an e-value likewise, and the margins that they refute form an interval that is
-valid at every look.
+For the other direction (the model loses at most a margin more often than it wins), each item is a bet against a larger
+loss. The wealth of the bets is an e-value too, and the margins that it refutes form an interval that is valid at every
+look.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import math
 MAX_TERMS = 10_000
 _TINY = 1e-300
 STAKES = (0.9, 0.75, *(0.5**power for power in range(1, 10)))
-"""Shares of the largest bet that cannot ruin: small ones gain if losses are frequent, large ones without losses."""
+"""Stakes, as shares of the largest bet that cannot lose everything: small ones gain if losses are frequent, large ones
+if losses are absent.
+"""
 
 
 def log_e_value(losses: int, wins: int) -> float:
@@ -80,7 +82,9 @@ def anytime_interval(losses: int, wins: int, ties: int, alpha: float = 0.05) -> 
 
 
 def _least_refuted(losses: int, wins: int, ties: int, alpha: float) -> float:
-    """Return the smallest margin that is shown not to be lost; 1 without any. The e-value grows with the margin."""
+    """Return the smallest margin for which a larger loss is refuted; 1 without such a margin. The e-value grows with
+    the margin.
+    """
     low, high = -1.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2

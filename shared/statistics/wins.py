@@ -1,7 +1,7 @@
-"""Win rates: on how large a share of the items a new model's score is higher than an old model's. A tie is half a win.
+"""Win rates: the share of the items on which a new model's score is higher than an old model's. A tie is half a win.
 
-A score says how good an answer is, a win only which of two is better. So a win rate also serves where scores of different
-items cannot be compared, such as those of a judge that reads both answers.
+A score says how good an answer is; a win only says which of two answers is better. So a win rate also works if scores
+of different items cannot be compared, such as those of a judge that reads both answers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def win_rate(
 
 
 def shares_won(old: Sequence[float], new: Sequence[float]) -> list[float]:
-    """Return for each pair 1 if the new score is higher, 0 if the old one is, and 0.5 if they are equal."""
+    """Return, for each pair, 1 if the new score is higher, 0 if the old one is, and 0.5 if they are equal."""
     return [(1 + (after > before) - (after < before)) / 2 for before, after in zip(old, new, strict=True)]
 
 

@@ -4,8 +4,8 @@ A template with ``{% generation %}`` marks shows them itself. Without marks each
 to the turn, with a generation prompt, is a prefix of the chat with the turn, and that is a prefix of the whole chat. If
 a template rewrites its history (for example, drops the reasoning of earlier turns), only the last turn is written as
 the model will have to write it, and only it is supervised. Thoughts of an answer (``reasoning_content``) are a part of
-it, unless they are context only; then its span begins after them. If not even that works, the row is refused, so that
-no row is supervised as a whole, or not at all, because its answers could not be found.
+it, unless they are context only; then its span begins after them. If even that fails, the row is refused; otherwise it
+would be supervised completely, or not at all, only because its answers could not be found.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class _WrittenRow:
         return self.tokenizer.options.thoughts is ThoughtsRule.CONTEXT and THOUGHTS in self.messages[turn]
 
     def _behind_thoughts(self, turn: int, start: int, text: str) -> int:
-        """Return where an answer that begins at ``start`` continues after its thoughts."""
+        """Return the position after the thoughts of an answer that begins at ``start``."""
         more = {key: value for key, value in self.messages[turn].items() if key not in ("role", "content")}
         return max(start, self._content_start(turn, text, **more))
 

@@ -2,8 +2,8 @@
 
 A template is a program from the internet. It runs in jinja2's immutable sandbox, which forbids private attributes,
 mutation and long ranges; here the output, the time and the size of repeated values are bounded as well. Jinja cannot
-interrupt a loop that neither writes nor calls anything, a value that doubles in a loop, a filter or format that pads to
-a great width. Only the memory and time limits of the process stop those.
+interrupt a loop that neither writes nor calls anything, a value that doubles in a loop, or a filter or format that pads
+to a huge width; only the memory and time limits of the process stop these.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ChatTemplate:
     Args:
         text: the jinja source.
         special_tokens: tokens that the template may write by name, e.g. ``{"bos_token": "<s>"}``.
-        arguments: that every chat is written with, e.g. ``{"enable_thinking": False}``.
+        arguments: arguments that every chat is rendered with, e.g. ``{"enable_thinking": False}``.
 
     Raises:
         InvalidRequest: ``TEMPLATE_UNSUPPORTED``: the source is not a template.
@@ -127,7 +127,7 @@ class ChatTemplate:
 
 
 def _local_names(source: nodes.Template) -> frozenset[str]:
-    """Return the names that a template sets, except arguments that it only sets after testing for them."""
+    """Return the names that a template sets, except arguments that it sets only after testing whether they are defined."""
     defaulted: set[str] = set()
     for assignment in source.find_all(nodes.Assign):
         defaulted |= _stored(assignment) & _tested(assignment.node)

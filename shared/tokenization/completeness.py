@@ -8,8 +8,8 @@ A template omits a role, a part or a place that it does not know, without a warn
   parameters of tools.
 
 Two kinds of parts may be left out with only a note: a speaker's ``name``, and an answer's thoughts, which many
-templates drop from earlier turns on purpose, in training and in serving. The last answer's thoughts may not be left
-out if they have a field of their own: they would be lost from every row, and the model would learn not to think.
+templates drop from earlier turns on purpose, in training and in serving. The last answer's thoughts must not be left
+out if they have a separate field: they would be lost from every row, and the model would learn not to think.
 """
 
 from __future__ import annotations

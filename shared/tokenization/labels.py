@@ -1,10 +1,10 @@
-"""Labels: convert chat rows to token ids and mark the assistant's tokens and their end tokens, and no others, as
+"""Labels: convert chat rows to token ids and mark the assistant's tokens and their end tokens, and only these, as
 supervised.
 
 This is the only label builder, so checks before a job see exactly what the trainer trains on. `assistant_spans.py`
 finds the assistant's characters; here characters become tokens. A token that crosses the border of a span is not
-supervised; an end token that directly follows supervised tokens always is. Truncation drops the beginning, and labels
-move with the tokens.
+supervised; an end token directly after supervised tokens always is. Truncation drops the beginning, and labels move
+with the tokens.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def format_line_numbers(skipped: list[int], shown: int = 10) -> str:
 
 
 def _supervised(encoding: Encoding, spans: list[Span], end_ids: frozenset[int]) -> list[bool]:
-    """Return for each token whether it is supervised: if it is wholly within a span, or the end token after one."""
+    """Return, for each token, whether it is supervised: it must be completely within a span, or the end token after
+    one.
+    """
     ids, offsets = encoding.ids, encoding.offsets
     inside = [False] * len(ids)
     for start, end in spans:

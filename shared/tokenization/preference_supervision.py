@@ -1,5 +1,5 @@
-"""The supervision report on a file of preferences: a pair is two chats with one prompt, cut at the same place; a rated
-answer is one chat.
+"""The supervision report on a file of preferences: a pair is two chats with the same prompt, truncated at the same
+place; a rated answer is one chat.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def supervise_preferences(
     """Report what a base would be trained on in a file of preferences, as `supervision.py:supervise_file` does.
 
     Raises:
-        DatasetInvalid: ``DATASET_LINE_INVALID``: a line is not a row of the method. ContractRejected, InvalidRequest: as there.
+        DatasetInvalid: ``DATASET_LINE_INVALID``: a line is not a row of the method. ContractRejected, InvalidRequest:
+            as in that function.
     """
     tokenizer = Tokenizer.load(base_folder, options)
     with path.open("rb") as file:

@@ -8,7 +8,9 @@ from typing import Any
 CHAT_PATHS = frozenset(("/v1/chat/completions", "/v1/responses", "/tokenize"))
 """A replica's paths whose requests use the chat template."""
 EFFORT = frozenset(("enable_thinking", "reasoning_effort", "thinking", "thinking_effort"))
-"""Names of templates' arguments on whether and how much to think: a request that sets one of them has decided all."""
+"""Names of template arguments that control whether and how much to think: a request that sets one of them overrides
+them all.
+"""
 
 
 def with_template_arguments(path: str, body: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:

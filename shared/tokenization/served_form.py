@@ -20,8 +20,9 @@ _OURS = frozenset(("weight", "reasoning_content"))
 def served_roles(messages: Sequence[Message], template: str) -> list[Message]:
     """Return turns with the roles that vLLM passes to a template.
 
-    A developer's turn is a system turn where the template does not know the role developer. Several system turns, or one that is not
-    the first, are then one at the beginning, without a name, because many templates take no other.
+    A developer's turn is a system turn where the template does not know the role developer. Several system turns, or
+    one that is not the first, are then joined into one at the beginning, without a name, because many templates accept
+    no other form.
     """
     if not any(message.role == "developer" for message in messages) or _knows_developer(template):
         return list(messages)
@@ -93,5 +94,5 @@ def served_tools(tools: list[Any] | None) -> list[Any] | None:
 
 
 def _ordered(content: dict[str, Any], *first: str) -> dict[str, Any]:
-    """Move some keys to the front: a template may write a dict as it is, so the order affects the output."""
+    """Move some keys to the front: a template may write a dict unchanged, so its order affects the output."""
     return {key: content[key] for key in first if key in content} | content

@@ -50,7 +50,7 @@ class SupervisionCounts:
     Attributes:
         tools_unsupported: rows with tools that cannot be written, because the template does not know tools.
         lost: rows that cannot be trained on, by difficulty.
-        lost_lines: lines of all of them: which rows are held out depends on them.
+        lost_lines: lines of all these rows, which affect the choice of held-out rows.
     """
 
     seq_len: int
@@ -151,7 +151,7 @@ class SupervisionCounts:
             self.sample = [Piece(text=text, learnt=learnt) for text, learnt in pieces]
 
     def add_preference(self, sides: Sequence[LabelledChat], row: TrainingRow, tokenizer: Tokenizer) -> None:
-        """Count an answer to a prompt, or a pair of them, which both lose the same tokens of its beginning."""
+        """Count an answer to a prompt, or a pair of answers, of which both lose the same tokens at the beginning."""
         longest = max(len(side.ids) for side in sides)
         cut = max(0, longest - self.seq_len)
         examples = [side.example(max(1, len(side.ids) - cut)) for side in sides]
@@ -236,7 +236,7 @@ class SupervisionCounts:
 
 
 def preference_fault(sides: Sequence[LabelledChat], cut: int, seq_len: int) -> str:
-    """Return why nothing can be learnt from answers that lose ``cut`` tokens; empty if something can."""
+    """Return why answers that lose ``cut`` tokens cannot be trained on; empty if they can."""
     if len(sides) > 1 and sides[0].ids == sides[1].ids:
         return "both answers have the same tokens"
     for side in sides:

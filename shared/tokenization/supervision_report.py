@@ -45,7 +45,7 @@ class RowSupervision(SupervisionPart):
 
 
 class Bucket(SupervisionPart):
-    """Rows with at most ``up_to`` tokens (a power of two, or 0) and more than the bucket before has."""
+    """Rows with at most ``up_to`` tokens (a power of two, or 0) and more than the limit of the previous bucket."""
 
     up_to: int
     rows: int
@@ -82,7 +82,7 @@ class SupervisionReport(SupervisionPart):
         prompt_differs: rows whose prompt at serving time differs from the beginning of their answer's turn in training.
         developer_as_system: rows with a developer's turn that the template writes as the system's.
         thoughts_left_out, names_left_out: rows with an answer's thoughts, or a name, that the template does not write.
-        sample: one row in pieces, to show in colours.
+        sample: one row in pieces, for display in colours.
         template_arguments: names of the arguments that the base's chat template knows.
     """
 
@@ -120,7 +120,7 @@ class SupervisionReport(SupervisionPart):
 
     @property
     def known_arguments(self) -> str:
-        """A note, in brackets, that the template's arguments may decide something; empty if it has none."""
+        """A note, in brackets, that the template's arguments may matter here; empty if it has none."""
         names = ", ".join(self.template_arguments)
         return f" (the template's arguments may decide it, see data.template_arguments: {names})" if names else ""
 
@@ -145,7 +145,8 @@ class SupervisionReport(SupervisionPart):
         sentences = [f"{notes.count} {kind}rows {what}: {notes.lines}." for notes, what in findings if notes.count]
         if self.truncated_rows:
             sentences.append(
-                f"{self.truncated_rows} of {self.rows} {kind}rows are longer than exec.seq_len ({seq_len} tokens): their"
+                f"{self.truncated_rows} of {self.rows} {kind}rows are longer than exec.seq_len ({seq_len} tokens): "
+                "their"
                 f" beginning is cut off, in {self.cut.lines}. Raise exec.seq_len to keep it."
             )
         return sentences
@@ -160,7 +161,7 @@ class SupervisionReport(SupervisionPart):
         return self.unsupported.count + self.without_embedding.count + self.nothing_supervised.count
 
     def refuse(self, param: str = "data.train_file", *, lenient: bool = False) -> None:
-        """Refuse the file if a row of it cannot be trained on; leniently, if none can.
+        """Refuse the file if one of its rows cannot be trained on; in lenient mode, if none can.
 
         Args:
             param: the field that names the file, for the error.
@@ -207,7 +208,10 @@ class SupervisionReport(SupervisionPart):
         left.
         """
         if self.tools_unsupported and self.tools_unsupported == self.unsupported.count:
-            return "This base's chat template does not know tools: choose another base, or write the calls into the content."
+            return (
+                "This base's chat template does not know tools: choose another base, or write the calls into the "
+                "content."
+            )
         if self.is_refused(lenient=True):
             return f"No row is left to train on: choose another base, change the rows, or {advice}."
         return f"Fix or remove the lines in details.lines, skip them (data.mode lenient), or {advice}."

@@ -8,13 +8,13 @@ from enum import StrEnum
 
 
 class EventType(StrEnum):
-    """OpenAI writes ``cancelled`` of a job and ``canceled`` of a run."""
+    """OpenAI writes ``cancelled`` for jobs and ``canceled`` for runs."""
 
     JOB_SUCCEEDED = "fine_tuning.job.succeeded"
     JOB_FAILED = "fine_tuning.job.failed"
     JOB_CANCELLED = "fine_tuning.job.cancelled"
     CHECKPOINT_CREATED = "fine_tuning.job.checkpoint.created"
-    """Of Mens alone: OpenAI has no event for it."""
+    """Specific to Mens: OpenAI has no such event."""
     RUN_SUCCEEDED = "eval.run.succeeded"
     RUN_FAILED = "eval.run.failed"
     RUN_CANCELED = "eval.run.canceled"

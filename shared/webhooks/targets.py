@@ -2,7 +2,8 @@
 
 A tenant chooses the URL and the worker connects, from inside the network: without these rules a tenant could reach
 everything that the worker reaches (server-side request forgery). The URL is checked when it is stored, and the address
-that its host resolves to when the connection is made, so a name that resolves to another address later gains nothing.
+that its host resolves to when the connection is made, so a name that later resolves to another address is of no use to
+an attacker.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ class AllowedTargets:
 
     @classmethod
     def parse(cls, entries: Sequence[str]) -> AllowedTargets:
-        """Parse the entries of the setting: addresses, networks, and names of hosts.
+        """Parse the entries of the setting: addresses, networks, and host names.
 
         Raises:
-            ValueError: an entry is neither.
+            ValueError: an entry is none of these.
         """
         hosts, networks = [], []
         for entry in entries:
@@ -60,7 +61,8 @@ class AllowedTargets:
                 name = entry.lower().rstrip(".")
                 if any(sign in name for sign in "/:@ ") or "*" in name.removeprefix("*."):
                     raise ValueError(
-                        f"{entry!r} is not a host name, address or network, such as hooks.internal, *.corp.example or 10.2.0.0/16"
+                        f"{entry!r} is not a host name, address or network, such as hooks.internal, *.corp.example "
+                        "or 10.2.0.0/16"
                     ) from None
                 hosts.append(name)
         return cls(tuple(hosts), tuple(networks))
@@ -142,6 +144,9 @@ def _forbidden(reason: str) -> InvalidRequest:
     return InvalidRequest(
         Code.WEBHOOK_URL_FORBIDDEN,
         f"Webhooks cannot be sent to this URL: {reason}.",
-        remedy="Use an https:// URL of a public host, or ask an operator to allow internal receivers with MENS_WEBHOOK_ALLOWED.",
+        remedy=(
+            "Use an https:// URL of a public host, or ask an operator to allow internal receivers with "
+            "MENS_WEBHOOK_ALLOWED."
+        ),
         param="url",
     )

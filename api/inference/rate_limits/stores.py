@@ -374,7 +374,7 @@ class SharedStore:
 
     def _went_away(self, error: Exception) -> None:
         if time.monotonic() >= self._warn_again_at:
-            logger.warning("Valkey does not answer, so this process limits keys on its own: %s", error)
+            logger.warning("Valkey does not respond, so this process limits keys on its own: %s", error)
             self._warn_again_at = time.monotonic() + self._away_seconds
         self._away_until = time.monotonic() + self._away_seconds
 

@@ -299,7 +299,7 @@ def unsupported_field(path: str, only: tuple[Any, ...]) -> InvalidRequest:
     values = " or ".join(f"`{value!r}`" for value in only if value is not None)
     return InvalidRequest(
         Code.FIELD_UNSUPPORTED,
-        f"`{path}` asks for something that is not served here.",
+        f"`{path}` requests something that is not supported here.",
         remedy="Leave it out" + (f", or set it to {values}." if values else "."),
         param=path,
     )

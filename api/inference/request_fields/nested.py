@@ -105,7 +105,7 @@ def check_nested_response_fields(body: dict[str, Any]) -> None:
     check_stream_options(body)
     for path, tool in _objects("tools", body.get("tools")):
         if isinstance(tool.get("function"), dict):
-            whose = "it has the form of a chat's tool"
+            whose = "it has the form of a tool in the chat API"
             raise _another_form(f"`{path}` has a `function`: {whose}.", FLAT_FUNCTION, f"{path}.function")
         _check_names(path, tool, RESPONSE_TOOL)
     _check_names("text", body.get("text"), TEXT)

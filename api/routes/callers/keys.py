@@ -53,7 +53,7 @@ def create_key(body: CreateKey, services: ServicesDep, caller: CallerDep) -> Cre
     if tenant != caller.tenant and not caller.is_operator:
         raise Forbidden(
             Code.TENANT_FORBIDDEN,
-            f"An admin of {caller.tenant!r} can create keys of that tenant only, not of {tenant!r}.",
+            f"An admin of {caller.tenant!r} can only create keys of that tenant, not of {tenant!r}.",
             remedy="Leave `tenant` out.",
             param="tenant",
         )

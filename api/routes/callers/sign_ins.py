@@ -30,7 +30,7 @@ CHALLENGE_PATTERN = r"^[0-9a-f]{64}$"
 keyless_router = APIRouter(prefix="/v1", tags=["sign-in"])
 """Routes that answer without a key; the request guard limits their bodies."""
 router = APIRouter(prefix="/v1", tags=["sign-in"])
-_key = HTTPBearer(auto_error=False, description="A key made with `mens keys create NAME`.")
+_key = HTTPBearer(auto_error=False, description="A key created with `mens keys create NAME`.")
 
 
 class SignInRefusal(BaseModel):
@@ -46,10 +46,13 @@ class SignInWays(BaseModel):
 
     object: Literal["sign_in.ways"] = "sign_in.ways"
     ways: list[Literal["key", "code", "oidc"]] = Field(
-        description="`key` and `code` of POST /v1/sign_ins; `oidc`, where an identity provider is configured, of POST /v1/sign_in/oidc."
+        description=(
+            "`key` and `code` of POST /v1/sign_ins; `oidc`, where an identity provider is configured, of POST "
+            "/v1/sign_in/oidc."
+        )
     )
     refused: SignInRefusal | None = Field(
-        description="Reason why this address takes no sign-ins, such as plain HTTP; null: it takes them."
+        description="Reason why this address does not accept sign-ins, such as plain HTTP; null if it does."
     )
 
 
@@ -59,7 +62,9 @@ class NewSignIn(BaseModel):
     model_config = ConfigDict(extra="forbid")
     challenge: str = Field(
         pattern=CHALLENGE_PATTERN,
-        description="SHA-256, in hex, of the characters that the page will send as X-Mens-Sign-In: at least 256 random bits.",
+        description=(
+            "SHA-256, in hex, of the characters that the page will send as X-Mens-Sign-In: at least 256 random bits."
+        ),
     )
     code: str | None = Field(
         None, min_length=1, max_length=128, description="From POST /v1/sign_in_codes, in place of a key."
@@ -83,7 +88,10 @@ class EndedSignIn(SignInNow):
 
     end_session_url: str | None = Field(
         None,
-        description="Address at which the identity provider ends its own session, after a sign-in through it; null: it has no such address, or this process has not found it yet.",
+        description=(
+            "Address at which the identity provider ends its own session, after a sign-in through it; null: it has "
+            "no such address, or this process has not found it yet."
+        ),
     )
 
 
@@ -126,7 +134,7 @@ async def sign_in(
     authenticated: Authenticated | None = request.scope.get(AUTHENTICATED)
     if authenticated is not None and isinstance(authenticated.secret, str):
         if body.code is not None:
-            message = "The request has a key and a code; one of them signs in."
+            message = "The request has both a key and a code, but only one of them can sign in."
             raise InvalidRequest(Code.REQUEST_INVALID, message, remedy="Leave one of them out.", param="code")
         await require_caller(services, authenticated.key, tenant)
         made, cookie = await run_in_threadpool(services.sign_ins.create, authenticated.secret, body.challenge)

@@ -136,7 +136,7 @@ def _file_seconds(fields: Mapping[str, str]) -> int | None:
     if anchor != "created_at":
         raise InvalidRequest(
             Code.REQUEST_INVALID,
-            f"expires_after.anchor is {anchor[:80]!r}; a file's time begins with created_at.",
+            f"expires_after.anchor is {anchor[:80]!r}; a file's lifetime begins at created_at.",
             param="expires_after.anchor",
         )
     if seconds is None:

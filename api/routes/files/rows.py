@@ -33,14 +33,18 @@ BaseName = Annotated[
 ]
 SeqLen = Annotated[
     int | None,
-    Query(ge=8, le=1 << 20, description="Tokens at which rows are cut; by default as `mens data check` cuts them."),
+    Query(
+        ge=8,
+        le=1 << 20,
+        description="Length in tokens at which rows are truncated; by default as in `mens data check`.",
+    ),
 ]
 RowsOf = Annotated[
     MethodType | None, Query(description="Training method that the rows are for; by default the first row's.")
 ]
 REPORT_ANSWERS: dict[int | str, dict[str, Any]] = {
     **declared(ErrorAnswer),
-    202: {"model": ReportPending, "description": "It is being made; `Retry-After` says when to ask again."},
+    202: {"model": ReportPending, "description": "It is being created; `Retry-After` says when to request it again."},
 }
 
 

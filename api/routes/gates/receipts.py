@@ -37,7 +37,7 @@ class CreateReceipt(BaseModel):
         min_length=1,
         max_length=128,
         pattern=NO_NUL,
-        description="Id of a file with a cycle of scorecards on each line, which the gate `cycles` judges.",
+        description="Id of a file with one cycle of scorecards per line, for the gate `cycles`.",
     )
 
 

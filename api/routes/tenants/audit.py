@@ -27,7 +27,7 @@ class PruneAudit(BaseModel):
     model_config = ConfigDict(extra="forbid")
     through: Annotated[Seq, Strict()] = Field(description="Number of the last one.")
     events: StrictInt = Field(
-        ge=0, description="Number of these events; a number that differs from the log's is refused."
+        ge=0, description="Number of these events; refused if it differs from the number in the log."
     )
 
 
@@ -76,7 +76,7 @@ def _tenant(caller: Caller, requested: str | None) -> str | None:
     if requested not in (None, caller.tenant):
         raise Forbidden(
             Code.TENANT_FORBIDDEN,
-            f"An admin of {caller.tenant!r} reads that tenant's events only, not those of {requested!r}.",
+            f"An admin of {caller.tenant!r} can only read that tenant's events, not those of {requested!r}.",
             remedy="Leave `tenant` out.",
             param="tenant",
         )

@@ -157,7 +157,7 @@ def _write_csv(groups: Iterable[CostGroup], lines: Iterable[CostLine], table: IO
                 raise InvalidRequest(
                     Code.REQUEST_INVALID,
                     f"The period has more than {MOST_CSV_LINES} lines.",
-                    remedy="Ask for fewer days, or group by fewer fields.",
+                    remedy="Request fewer days, or group by fewer fields.",
                     param="from",
                 )
             writer.writerow([_cell(getattr(line, name)) for name in columns])

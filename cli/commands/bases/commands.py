@@ -35,7 +35,9 @@ def build_command(
     family: Annotated[TinyFamily, typer.Option(help="Shape of the model.")] = TinyFamily.QWEN3,
     composite: Annotated[
         bool,
-        typer.Option("--composite", help="Qwen3.5: include a vision part, as models on the hub have; it is not tuned."),
+        typer.Option(
+            "--composite", help="Qwen3.5: include a vision part, like the models on the hub; it is not tuned."
+        ),
     ] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Pretraining steps.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and data order.")] = 0,

@@ -76,7 +76,7 @@ def build(
         output = Path(os.path.normpath(recipe.parent / plan.mix.output))
         if report := read_report(report_path(output)):
             held_out = (
-                f", {counted(report.total_held_out, 'row')} held out to validate" if report.total_held_out else ""
+                f", {counted(report.total_held_out, 'row')} held out for validation" if report.total_held_out else ""
             )
             typer.echo(f"{output}: {counted(report.total_emitted, 'row')}{held_out}.")
             for note in report.notes:

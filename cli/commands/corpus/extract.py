@@ -31,7 +31,7 @@ def extract(
         str | None,
         typer.Option("--license", help="SPDX expression, or proprietary-own: noted in the provenance of each row."),
     ] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each processor.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Default: one per processor.")] = None,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the index as JSON.")] = False,
 ) -> None:
     """Divide source trees into functions, classes, tests, sections and SQL statements. Nothing is run.

@@ -28,10 +28,13 @@ def generate(
     recipe: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="YAML file with columns and a row.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the rows.")] = Path("generated"),
     rows: Annotated[
-        int | None, typer.Option(min=1, help="Number of rows. Default: the recipe's. More rows keep the earlier ones.")
+        int | None,
+        typer.Option(
+            min=1, help="Number of rows. Default: the recipe's. With a larger number, the earlier rows stay the same."
+        ),
     ] = None,
     concurrency: Annotated[
-        int, typer.Option(min=1, max=256, help="Requests to models at once; the rows do not depend on it.")
+        int, typer.Option(min=1, max=256, help="Number of concurrent requests to models; it does not affect the rows.")
     ] = 8,
     accept_terms: Annotated[
         bool,
@@ -40,9 +43,9 @@ def generate(
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would be asked of each model; nothing is sent.")
+        bool, typer.Option("--dry-run", help="Only show the requests that each model would get; send nothing.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask models without confirmation.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Send requests to models without confirmation.")] = False,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the index as JSON.")] = False,
 ) -> None:
     """Generate training rows from drawn values and templates, and from the answers of models.
@@ -115,7 +118,7 @@ def _announce(plans: list[PlannedRequests], *, yes: bool) -> None:
     if yes or not plans:
         return
     if wants_json() or not sys.stdin.isatty():
-        fail("use --yes to ask models without confirmation.")
+        fail("use --yes to send requests to models without confirmation.")
     typer.confirm("Begin?", abort=True, err=True)
 
 

@@ -25,11 +25,11 @@ def mix(
         typer.Option(
             exists=True,
             file_okay=False,
-            help="Folder that the paths in the file start from. Default: the folder of the file.",
+            help="Folder that paths in the file are relative to. Default: the file's folder.",
         ),
     ] = None,
     allow_missing_sources: Annotated[
-        bool, typer.Option("--allow-missing-sources", help="Leave out sources that are missing or give no row.")
+        bool, typer.Option("--allow-missing-sources", help="Leave out sources that are missing or contribute no rows.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the report as JSON.")] = False,
 ) -> None:
@@ -75,7 +75,7 @@ def _print(result: MixResult) -> None:
         for source in report.sources
     ]
     print_table(["source", "weight", "lines", "rows", "share", "left out"], rows, header=True)
-    held_out = f", {counted(report.total_held_out, 'row')} held out to validate" if report.total_held_out else ""
+    held_out = f", {counted(report.total_held_out, 'row')} held out for validation" if report.total_held_out else ""
     if result.unchanged:
         console.print(f"Nothing has changed: {result.output} has {counted(report.total_emitted, 'row')}{held_out}.")
         return

@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 
 
 def pairs(
-    sources: Annotated[
-        list[Path], typer.Argument(metavar="UNITS…", help="Folders that `mens corpus extract` has written.")
-    ],
+    sources: Annotated[list[Path], typer.Argument(metavar="UNITS…", help="Folders written by `mens corpus extract`.")],
     rule: Annotated[
         list[str] | None,
         typer.Option(
-            help="implement, from_docstring, explain, test_for, complete, fix, docs_qa, query. Can be repeated. Default: all."
+            help=(
+                "implement, from_docstring, explain, test_for, complete, fix, docs_qa, query. Can be repeated. "
+                "Default: all."
+            )
         ),
     ] = None,
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the rows.")] = Path("pairs"),
-    processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each processor.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Default: one per processor.")] = None,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the index as JSON.")] = False,
 ) -> None:
     """Make training rows of units: functions from their docstrings, repairs, explanations, tests, answers from documents.

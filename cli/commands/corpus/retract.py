@@ -33,7 +33,7 @@ def retract(
     ],
     corpus: Annotated[
         Path,
-        typer.Option("--in", exists=True, file_okay=False, help="Folder that is searched for files with such rows."),
+        typer.Option("--in", exists=True, file_okay=False, help="Folder to search for files with such rows."),
     ] = Path(),
     adapters: AdaptersOption = False,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the result as JSON.")] = False,
@@ -77,7 +77,7 @@ def retract(
         f"{counted(added, 'new key')} of {counted(len(row_keys), 'key')} retracted in {folder}", soft_wrap=True
     )
     for file in files:
-        console.print(printable(f"{file.path} has {counted(file.rows, 'row')} of them"), soft_wrap=True)
+        console.print(printable(f"{file.path} has {counted(file.rows, 'row')} with retracted keys"), soft_wrap=True)
         for name in trained.get(file.sha256, []):
             console.print(f"  adapter {name} was trained on it")
     if files:
@@ -91,7 +91,8 @@ def retract(
         more = f" and {len(unmatched) - SHOWN_KEYS:,} more" if len(unmatched) > SHOWN_KEYS else ""
         note(
             printable(
-                f"No row of {folder} has {counted(len(unmatched), 'key')}: {shown}{more}. Compare their type and spelling with those in the table."
+                f"No row of {folder} has {counted(len(unmatched), 'key')}: {shown}{more}. Compare their type and "
+                "spelling with those in the table."
             )
         )
     if unmatched or skipped:

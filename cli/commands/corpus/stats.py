@@ -21,7 +21,12 @@ def stats(
         Path, typer.Argument(exists=True, dir_okay=False, callback=refuse_other_file, help="A training file.")
     ],
     min_diversity: Annotated[
-        float, typer.Option(min=0, max=1, help="Exit code 1 if the share of rows that repeat no other row is lower.")
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Exit with code 1 if the share of rows that are neither equal nor similar to another row is lower.",
+        ),
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the statistics as JSON.")] = False,
 ) -> None:
@@ -44,7 +49,8 @@ def stats(
         bad = f", {counted(statistics.error_count, 'bad line')}" if statistics.error_count else ""
         console.print(f"{file}: {counted(statistics.rows, 'row')}{bad}", soft_wrap=True)
         console.print(
-            f"diversity {statistics.diversity:.2f}: {statistics.exact_duplicates:,} equal and {statistics.near_duplicates:,} similar rows"
+            f"diversity {statistics.diversity:.2f}: {statistics.exact_duplicates:,} equal and "
+            f"{statistics.near_duplicates:,} similar rows"
         )
         origins = [
             (
@@ -76,7 +82,8 @@ def stats(
         fail_with(
             InvalidRequest(
                 Code.CORPUS_DIVERSITY_LOW,
-                f"{statistics.diversity:.0%} of the rows repeat no other row; the lowest share is {min_diversity:.0%}.",
+                f"{statistics.diversity:.0%} of the rows repeat no other row; at least {min_diversity:.0%} is "
+                "required.",
                 remedy="Add other rows, or leave out duplicates with `dedup` in a mix.",
                 param="min_diversity",
             )

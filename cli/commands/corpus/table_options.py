@@ -32,7 +32,10 @@ SqlOption = Annotated[
         "--sql",
         metavar="SELECT|FILE",
         rich_help_panel=PANEL,
-        help="One SELECT, or a .sql file with it. Its columns are the key, `prompt` and `response`, or those that --row names.",
+        help=(
+            "One SELECT, or a .sql file with it. Its columns are the key, `prompt` and `response`, or those that "
+            "--row names."
+        ),
     ),
 ]
 KeyOption = Annotated[
@@ -41,7 +44,10 @@ KeyOption = Annotated[
         "--key",
         metavar="COLUMN",
         rich_help_panel=PANEL,
-        help="Column that identifies a row, such as the primary key; repeat it for a key of several columns. Default: id.",
+        help=(
+            "Column that identifies a row, such as the primary key; repeat it for a key of several columns. Default: "
+            "id."
+        ),
     ),
 ]
 WatermarkOption = Annotated[
@@ -49,7 +55,10 @@ WatermarkOption = Annotated[
     typer.Option(
         metavar="COLUMN",
         rich_help_panel=PANEL,
-        help="Column with the time of a row's last change: the next pull reads only what is new. Default: all rows each time.",
+        help=(
+            "Column with the time of a row's last change, so that the next pull reads only new rows. Default: every "
+            "pull reads all rows."
+        ),
     ),
 ]
 LagOption = Annotated[
@@ -57,7 +66,10 @@ LagOption = Annotated[
     typer.Option(
         metavar="TIME",
         rich_help_panel=PANEL,
-        help="With --watermark: leave rows that are younger than this for the next pull, as others may still be committed: 90s, 10m, 2h.",
+        help=(
+            "With --watermark: leave rows newer than this for the next pull, because older transactions may still be "
+            "committed: 90s, 10m, 2h."
+        ),
     ),
 ]
 RowOption = Annotated[
@@ -75,8 +87,10 @@ RedactOption = Annotated[
         "--redact",
         metavar="REDACTOR",
         rich_help_panel=PANEL,
-        help="Replace personal data before anything is written: by patterns, a file of rules or a plug-in; none for nothing. May be "
-        "repeated. Default: patterns.",
+        help=(
+            "Replace personal data before anything is written: by patterns, a file of rules or a plug-in; `none` "
+            "replaces nothing. May be repeated. Default: patterns."
+        ),
     ),
 ]
 UrlOption = Annotated[
@@ -180,7 +194,10 @@ def describe_pull(report: PullReport, folder: Path) -> list[str]:
     from shared.counted_nouns import counted
 
     lines = [
-        f"pulled {counted(report.rows, 'new row')} in {report.seconds:.1f} s; {folder} has {counted(report.total, 'row')}"
+        (
+            f"pulled {counted(report.rows, 'new row')} in {report.seconds:.1f} s; {folder} has "
+            f"{counted(report.total, 'row')}"
+        )
     ]
     if report.redactions:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.redactions.items()))

@@ -48,7 +48,7 @@ def validate(
         console = plain_console()
         console.print(f"{out / VALIDATED_NAME}: {counted(report.rows, 'row')}", soft_wrap=True)
         if language:
-            console.print(f"answers with code that was checked: {report.checked:,}")
+            console.print(f"answers with checked code: {report.checked:,}")
         if report.quarantined:
             reasons = ", ".join(f"{code} {count:,}" for code, count in report.quarantined.items())
             console.print(f"{out / QUARANTINE_NAME}: {reasons}", soft_wrap=True)

@@ -107,8 +107,11 @@ def _print_adapter(corpus: Path, adapter: str, *, as_json: bool) -> None:
         fail_with(
             NotFound(
                 Code.CORPUS_ROW_NOT_FOUND,
-                f"No file below {corpus} with provenance is one that {adapter} was trained on.",
-                remedy="Name the folder of its corpus with --in. A file that was changed since has another digest.",
+                f"No file with provenance below {corpus} was used to train {adapter}.",
+                remedy=(
+                    "Name the folder of its corpus with --in. A file that was changed since then has a different "
+                    "digest."
+                ),
                 param="adapter",
             )
         )

@@ -65,19 +65,22 @@ def check(
     model: Annotated[str | None, typer.Option(help="Base model: a name in the catalogue, or its folder.")] = None,
     seq_len: Annotated[
         int | None,
-        typer.Option(min=8, help="With --model: most tokens of a row. Default: the limit that a job would use."),
+        typer.Option(min=8, help="With --model: maximum tokens per row. Default: the limit that a job would use."),
     ] = None,
     sample: Annotated[int, typer.Option(min=1, help="With --model: number of rows to tokenise.")] = 2000,
     template_argument: TemplateArgument = None,
     thoughts: Annotated[
         ThoughtsRule,
         typer.Option(
-            help="With --model: learn the thoughts of answers (reasoning_content), write them as context, or drop them."
+            help=(
+                "With --model: train on the thoughts of answers (reasoning_content), use them as context only, or "
+                "drop them."
+            )
         ),
     ] = ThoughtsRule.LEARN,
     method: Annotated[
         CheckedMethod | None,
-        typer.Option(help="Training method that the rows are for. Default: what the first row has."),
+        typer.Option(help="Training method that the rows are for. Default: detected from the first row."),
     ] = None,
     near: Annotated[bool, typer.Option(help="Find near duplicates too; --no-near is faster.")] = True,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the report as JSON.")] = False,
@@ -238,17 +241,18 @@ def show_supervision(supervision: SupervisionReport, kind: str = "") -> None:
     """Print how many tokens are supervised, and rows with a problem; ``kind`` is ``"validation "`` for that file."""
     sample = f" (a sample of the file's {counted(supervision.lines, 'line')})" if supervision.sampled else ""
     console.print(
-        f"{kind}tokens: {supervision.tokens:,} in {counted(supervision.rows, 'row')}{sample}, {supervision.supervised_tokens:,} of them supervised; "
+        f"{kind}tokens: {supervision.tokens:,} in {counted(supervision.rows, 'row')}{sample}, "
+        f"{supervision.supervised_tokens:,} of them supervised; "
         f"truncated rows: {supervision.truncated_rows:,} ({supervision.truncation_fraction:.1%} of all tokens)",
     )
     for what, notes in (
         ("cannot be written with the base's chat template", supervision.unsupported),
         ("have tokens that the base's embedding has no row for", supervision.without_embedding),
         ("have no supervised token", supervision.nothing_supervised),
-        ("do not teach the base where to stop", supervision.end_not_learnt),
-        ("have only their last answer trained on", supervision.last_turn_only),
+        ("do not teach the base when to stop", supervision.end_not_learnt),
+        ("are trained on only in their last answer", supervision.last_turn_only),
         (
-            f"have a different prompt when served than in training{supervision.known_arguments}",
+            f"have a different prompt in serving than in training{supervision.known_arguments}",
             supervision.prompt_differs,
         ),
         ("have a developer turn that is written as a system turn", supervision.developer_as_system),
@@ -372,5 +376,6 @@ def _held_out(report: DataReport) -> str:
     if not rows:
         return ""
     return (
-        f"; a job holds {rows:,} of them out to validate, unless it has --validation or data.validation_split_ratio 0"
+        f"; a job holds {rows:,} of them out for validation, unless it has --validation or "
+        "data.validation_split_ratio 0"
     )

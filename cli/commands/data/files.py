@@ -56,7 +56,7 @@ def list_files(
         ],
     )
     if page["has_more"]:
-        note(f"older ones: the same command with --after {shorten_ids(files[-1]['id'])}")
+        note(f"for older ones, repeat the command with --after {shorten_ids(files[-1]['id'])}")
     else:
         note(f"{counted(len(files), 'file')}, {format_size(sum(file['bytes'] for file in files))}")
 
@@ -78,10 +78,11 @@ def rows(
     model: Annotated[
         str | None,
         typer.Option(
-            autocompletion=complete_base, help="Base whose template and tokens are shown. Default: the lines."
+            autocompletion=complete_base,
+            help="Base whose template and tokens are shown. Default: none, show the lines unchanged.",
         ),
     ] = None,
-    seq_len: Annotated[int | None, typer.Option(min=8, help="Tokens at which rows are cut.")] = None,
+    seq_len: Annotated[int | None, typer.Option(min=8, help="Length in tokens at which rows are truncated.")] = None,
     only: Annotated[
         str, typer.Option(help="all, errors (lines that are not rows), cut (rows that are too long), or notes.")
     ] = "all",
@@ -100,7 +101,7 @@ def rows(
         for line in _describe_row(row):
             typer.echo(printable(line))
     if page["has_more"]:
-        note(f"further ones: the same command with --after {page['next_after']}")
+        note(f"for more, repeat the command with --after {page['next_after']}")
 
 
 @app.command("delete")

@@ -52,7 +52,7 @@ def run(
         ),
     ],
     against: Annotated[
-        str | None, typer.Option(help="Second model, on the same items: is MODEL worse than it?")
+        str | None, typer.Option(help="Second model to compare with on the same items: is MODEL worse?")
     ] = None,
     check: Annotated[
         list[str] | None, typer.Option(help="Check to judge answers with, from the list above; may be repeated.")
@@ -62,11 +62,13 @@ def run(
         existing_file("JSON file with one grader in OpenAI's form, or a list of them."),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0, max=2, help="Sampling temperature. Default: the eval file's, else 0.")
+        float | None, typer.Option(min=0, max=2, help="Sampling temperature. Default: the eval file's, otherwise 0.")
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Most tokens of an answer. Default: the eval file's, else {DEFAULT_MAX_TOKENS}."),
+        typer.Option(
+            min=1, help=f"Maximum tokens of an answer. Default: the eval file's, otherwise {DEFAULT_MAX_TOKENS}."
+        ),
     ] = None,
     samples: Annotated[
         int, typer.Option(min=1, max=64, help="Answers per item; more than one needs --temperature.")

@@ -31,7 +31,8 @@ from shared.statistics.paired import Comparison, compare
 app = typer.Typer(
     no_args_is_help=True,
     help="Suites: benchmarks of lm-evaluation-harness, and your own tasks in its format, against served models.\n\n"
-    "The harness is a separate program. `install` puts it into its own environment; `run` starts it on this machine, as a "
+    "The harness is a separate program. `install` puts it into its own environment; `run` starts it on this machine, "
+    "as a "
     "client of the installation with your key.",
 )
 errors = plain_console(stderr=True)
@@ -57,7 +58,7 @@ def run(
     ],
     model: Annotated[str, typer.Option(callback=note_base, help="Model to evaluate: a base, an adapter or an alias.")],
     against: Annotated[
-        str | None, typer.Option(help="Second model, on the same items: is MODEL worse than it?")
+        str | None, typer.Option(help="Second model to compare with on the same items: is MODEL worse?")
     ] = None,
     tasks_folder: Annotated[
         Path | None,
@@ -73,7 +74,7 @@ def run(
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the base's chat template to prompts.")] = False,
     shots: Annotated[
-        int | None, typer.Option(min=0, help="Examples before each question. Default: the task's.")
+        int | None, typer.Option(min=0, help="Number of examples before each question. Default: the task's.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only this many items of each task.")] = None,
     margin: Annotated[
@@ -142,13 +143,15 @@ def _base_folder(settings: Settings, bases: set[str]) -> Path:
 
     if len(bases) > 1:
         fail(
-            f"the models have different bases ({', '.join(sorted(bases))}), so their tokens may differ; give --tokenizer."
+            f"the models have different bases ({', '.join(sorted(bases))}), so their tokens may differ; give "
+            "--tokenizer."
         )
     catalog = load_catalog(settings.catalog_path)
     (base,) = bases
     if base not in {entry.name for entry in catalog.bases}:
         fail(
-            f"the base {base} is not in this machine's catalogue: give its folder, or a folder with its tokenizer, with --tokenizer."
+            f"the base {base} is not in this machine's catalogue: give its folder, or a folder with its tokenizer, "
+            "with --tokenizer."
         )
     return locate(catalog.get(base), settings.catalog_path)
 

@@ -23,8 +23,9 @@ from shared.gates.policy_file import policy_digest, read_policy
 app = typer.Typer(
     no_args_is_help=True,
     help="Policies: files of gates that an adapter must pass before an alias may point to it (docs/evaluation.md).\n\n"
-    "Write a file, `mens policies check FILE`, `mens policies put NAME FILE`, then `mens policies assign alias:NAME POLICY`. From then on "
-    "the alias moves with a receipt alone: `mens receipts create ADAPTER --alias NAME` makes one.",
+    "Write a file, `mens policies check FILE`, `mens policies put NAME FILE`, then `mens policies assign alias:NAME "
+    "POLICY`. From then on the alias moves only with a receipt: `mens receipts create ADAPTER --alias NAME` creates "
+    "one.",
 )
 
 File = Annotated[Path, typer.Argument(help="Policy file (YAML).", exists=True, dir_okay=False, readable=True)]

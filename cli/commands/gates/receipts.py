@@ -23,7 +23,10 @@ from shared.gate_outcome import GateStatus, overall_outcome
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Receipts: create, list, show. A receipt records, gate by gate, whether an adapter passed a policy, compared with the adapter it would replace.",
+    help=(
+        "Receipts: create, list, show. A receipt records, gate by gate, whether an adapter passed a policy, compared "
+        "with the adapter it would replace."
+    ),
 )
 
 POLL_SECONDS = 1.0
@@ -138,7 +141,7 @@ def describe_receipt(record: dict[str, Any]) -> Iterator[str]:
             yield f"noise floor   {row['name']}: the incumbent differs from itself by {max(floors):.3g}"
     for run, criteria in receipt.get("unrepeatable", {}).items():
         counts = ", ".join(f"{name} ({counted(count, 'answer')})" for name, count in criteria.items())
-        yield f"unrepeatable  {run}: other scores the second time by {counts}"
+        yield f"unrepeatable {run}: different scores the second time by {counts}"
 
 
 def describe_outcome(record: dict[str, Any]) -> str:
@@ -147,7 +150,10 @@ def describe_outcome(record: dict[str, Any]) -> str:
     lacking = ", ".join(row["name"] for row in receipt["gates"] if not row["passed"] and row["block"])
     outcome = _outcome(record) + (f" ({lacking})" if lacking else "")
     against = receipt["compared_with"] or "nothing"
-    return f"{record['id']}: {outcome}; policy {_policy(receipt)}, compared with {against}, until {record['valid_until'][:10]}"
+    return (
+        f"{record['id']}: {outcome}; policy {_policy(receipt)}, compared with {against}, until "
+        f"{record['valid_until'][:10]}"
+    )
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
@@ -180,8 +186,11 @@ def next_step(record: dict[str, Any]) -> str:
     if needed:
         return f"next: give the policy's run at least {counted(needed, 'item')}, and evaluate {adapter} again"
     if missing:
-        return f"next: give {', '.join(row['name'] for row in missing)} the evidence that is missing, and evaluate {adapter} again"
-    return "next: train a better one; an admin may override: mens aliases set NAME ADAPTER --override --reason WHY"
+        return (
+            f"next: give {', '.join(row['name'] for row in missing)} the evidence that is missing, and evaluate "
+            f"{adapter} again"
+        )
+    return "next: train a better adapter; an admin may override: mens aliases set NAME ADAPTER --override --reason WHY"
 
 
 def _outcome(record: dict[str, Any]) -> str:

@@ -82,7 +82,7 @@ def list_jobs(
         return
     print_table(COLUMNS, job_rows(jobs), spare=SPARE_COLUMNS)
     if page["has_more"]:
-        note(f"older ones: the same command with --after {shorten_ids(jobs[-1]['id'])}")
+        note(f"for older ones, repeat the command with --after {shorten_ids(jobs[-1]['id'])}")
 
 
 @app.command("show")
@@ -118,9 +118,11 @@ def compare(
     job_ids: Annotated[list[str], typer.Argument(metavar="JOB...", help="Two or more fine-tuning jobs.")],
     baseline: Annotated[
         str | None,
-        typer.Option(help="One of them. Default: the job whose adapter its alias points to now, else the first."),
+        typer.Option(
+            help="The job to compare the others with. Default: the job whose adapter its alias points to now, otherwise the first."
+        ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also settings that do not differ.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also show settings that do not differ.")] = False,
     as_json: Json = False,
 ) -> None:
     """Compare jobs: settings that differ, each with its source in parentheses, and results."""
@@ -164,7 +166,7 @@ app.command("watch")(watch_job)
 def logs(
     job_id: JobId,
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="Number of the attempt. Default: the last that has a log.")
+        int | None, typer.Option(min=1, help="Number of the attempt. Default: the last attempt that has a log.")
     ] = None,
     size: Annotated[int, typer.Option("--bytes", min=1, max=65536, help="At most this many, from the end.")] = 65536,
 ) -> None:
@@ -177,7 +179,7 @@ def logs(
         note(f"attempt {response.headers['x-mens-attempt']}")
         typer.echo(response.text, nl=not response.text.endswith("\n"))
     else:
-        note("no log is kept: an attempt has one once its trainer has begun, until retention deletes it")
+        note("no log is stored: an attempt has a log from the start of its trainer until retention deletes it")
 
 
 @app.command("cancel")

@@ -14,7 +14,7 @@ def describe_plan(job: dict[str, Any]) -> str:
     exec_, plan = job["contract"]["exec"], job["plan"]
     batch = exec_["batch_size"] * exec_["grad_accum"]
     rows, held_out = plan["train"]["rows"], plan["validation_rows"]
-    held = f" ({held_out} of {rows} are held out to validate)" if held_out else ""
+    held = f" ({held_out} of {rows} are held out for validation)" if held_out else ""
     return (
         f"{counted(rows - held_out, 'row')}{held}, {counted(exec_['epochs'], 'epoch')}, "
         f"{counted(plan['optimizer_steps'], 'step')} of {counted(batch, 'row')}, "
@@ -66,7 +66,8 @@ def _fidelity(measured: dict[str, Any] | None) -> str:
     seen = f"{training['mean_kl_nats']:.1e} from what training saw; " if training else ""
     warning = shift_warning(training and training["mean_kl_nats"], effect["mean_kl_nats"])
     return (
-        f"\nfidelity over {counted(measured['positions'], 'position')}, mean KL in nats: {merge['mean_kl_nats']:.1e} from base + adapter"
+        f"\nfidelity over {counted(measured['positions'], 'position')}, mean KL in nats: {merge['mean_kl_nats']:.1e} "
+        "from base + adapter"
         f" (limit {measured['limit_nats']:.0e}, largest logit difference {merge['max_logit_difference']:.1e}); {seen}"
         f"the adapter's effect is {effect['mean_kl_nats']:.1e}" + (f"\nwarning: {warning}" if warning else "")
     )

@@ -32,13 +32,19 @@ def merge(
     max_kl: Annotated[
         float | None,
         typer.Option(
-            help="Largest mean KL (nats) from base + adapter; the job fails above it. Default: depends on the stored dtype."
+            help=(
+                "Largest mean KL (nats) from base + adapter; the job fails above it. Default: depends on the stored "
+                "dtype."
+            )
         ),
     ] = None,
     base_shard: Annotated[
         list[Path] | None,
         typer.Option(
-            help="For the original's merge, without a server: a safetensors file of the base; may be repeated."
+            help=(
+                "For a merge in the original system's format, without a server: a safetensors file of the base; may "
+                "be repeated."
+            )
         ),
     ] = None,
     adapter_file: Annotated[
@@ -57,7 +63,10 @@ def merge(
     """
     if adapter_file or meta or output or base_shard:
         if adapter or not (adapter_file and meta and output):
-            fail("the original's merge needs --base-shard, --adapter, --meta and --output, and takes no ADAPTER.")
+            fail(
+                "the original system's merge needs --base-shard, --adapter, --meta and --output, and does not take "
+                "ADAPTER."
+            )
         merge_subset(base_shard or [], adapter_file, meta, output)
         return
     if adapter is None:
@@ -75,7 +84,8 @@ def merge_subset(base_shards: list[Path], adapter: Path, meta: Path, output: Pat
     except MensError as error:
         fail_with(error)
     typer.echo(
-        f"wrote {counted(len(merged['layers']), 'tensor')} to {output} (SHA-256 {merged['digest']}), and {HANDOFF_NAME} to its folder"
+        f"wrote {counted(len(merged['layers']), 'tensor')} to {output} (SHA-256 {merged['digest']}), and "
+        f"{HANDOFF_NAME} to its folder"
     )
     if merged["skipped"]:
         typer.echo(f"not merged, because they are missing in base_key_map: {', '.join(merged['skipped'])}")

@@ -70,7 +70,10 @@ def train(
         typer.Option(
             autocompletion=complete_base,
             callback=note_base,
-            help=f"Base model, by its name in the catalogue. Default: the contract file's, else {DEFAULT_MODEL_ID}, else the catalogue's only base, else the only served one.",
+            help=(
+                "Base model, by its name in the catalogue. Default: the contract file's, otherwise "
+                f"{DEFAULT_MODEL_ID}, the catalogue's only base, or the only served one, in this order."
+            ),
         ),
     ] = None,
     validation: Annotated[Path | None, training_file("JSONL file to validate on.")] = None,
@@ -102,8 +105,10 @@ def train(
         bool | None,
         typer.Option(
             "--publish/--no-publish",
-            help="Publish the adapter after measuring it on the serving tier; --no-publish only trains. Default: the contract "
-            "file's, else --publish.",
+            help=(
+                "Publish the adapter after measuring it on the serving tier; --no-publish only trains. Default: the "
+                "contract file's, otherwise --publish."
+            ),
         ),
     ] = None,
     preset: Annotated[str | None, typer.Option(help="A preset instead of the auto rules.")] = None,

@@ -32,7 +32,8 @@ LONGEST_OVERLAP = 90 * UNIT_SECONDS["d"]
 app = typer.Typer(
     no_args_is_help=True,
     help="API keys: create, list, limit, change, rotate, revoke.\n\n"
-    "With MENS_API_URL set, the commands manage that API's keys, and MENS_API_KEY must be an admin's. Without it, they manage "
+    "With MENS_API_URL set, the commands manage that API's keys, and MENS_API_KEY must be an admin's. Without it, "
+    "they manage "
     "the keys of the installation on this machine (MENS_HOME) and need no key; create the first key this way.",
 )
 
@@ -61,7 +62,7 @@ Tenant = Annotated[
     typer.Option(
         envvar="MENS_TENANT",
         callback=check_tenant,
-        help="Only keys of this tenant. Default: MENS_API_KEY's tenant over the API, else all tenants.",
+        help="Only keys of this tenant. Default: over the API, MENS_API_KEY's tenant; otherwise all tenants.",
     ),
 ]
 KeyName = Annotated[
@@ -80,8 +81,10 @@ def create(
         typer.Option(
             envvar="MENS_TENANT",
             callback=check_tenant,
-            help="The tenant that it belongs to; a tenant is made with its first key. "
-            "Left out: over the API that of MENS_API_KEY, else `shared`.",
+            help=(
+                "The key's tenant; a tenant is created with its first key. Default: over the API, the tenant of "
+                "MENS_API_KEY; otherwise `shared`."
+            ),
         ),
     ] = None,
     role: Annotated[

@@ -24,8 +24,8 @@ WIDTH = 80
 """Width of the changes in a table; `--json` has all of them."""
 app = typer.Typer(
     no_args_is_help=True,
-    help="The audit log: who made, changed and deleted keys, limits, jobs, files, models, aliases, policies and webhooks.\n\n"
-    "An admin's key reads its tenant's events, an operator's those of every tenant.",
+    help="The audit log: who created, changed and deleted keys, limits, jobs, files, models, aliases, policies and webhooks.\n\n"
+    "An admin's key reads its tenant's events, an operator's key those of every tenant.",
 )
 Tenant = Annotated[
     str | None, typer.Option(envvar="MENS_TENANT", callback=check_tenant, help="Only events of this tenant.")

@@ -16,7 +16,10 @@ from cli.output import format_minute, print_table
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Permissions lend an adapter to other tenants: create, list, delete. They take an admin's key (docs/tenants.md).",
+    help=(
+        "Permissions lend an adapter to other tenants: create, list, delete. They need an admin's key "
+        "(docs/tenants.md)."
+    ),
 )
 Adapter = Annotated[str, typer.Argument(help="Id of an adapter or a checkpoint, or its beginning.")]
 

@@ -38,8 +38,11 @@ def usage(
     by: Annotated[
         str | None,
         typer.Option(
-            help="Group by some of day, key, model; comma-separated. With --costs: by some of day, key, base, and for operators tenant.",
-            show_default="all of these, but tenant",
+            help=(
+                "Group by some of day, key, model; comma-separated. With --costs: by some of day, key, base, and for "
+                "operators tenant."
+            ),
+            show_default="all of these except tenant",
         ),
     ] = None,
     has_costs: Annotated[
@@ -48,11 +51,14 @@ def usage(
             "--costs", help="Show GPU-minutes of jobs next to tokens, with their prices if an operator has set them."
         ),
     ] = False,
-    key: Annotated[str | None, typer.Option(help="Only usage of this key (id or name), also of a revoked one.")] = None,
+    key: Annotated[str | None, typer.Option(help="Only usage of this key (id or name); it may be revoked.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="Only usage of this base or adapter (its id or the beginning), or of the adapters that this alias points to now."
+            help=(
+                "Only usage of this base or adapter (its id or the beginning), or of the adapters that this alias "
+                "points to now."
+            )
         ),
     ] = None,
     tenant: Annotated[
@@ -65,7 +71,7 @@ def usage(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print JSON.")] = False,
 ) -> None:
-    """Show requests and tokens by day, key and model: the tenant's with an admin's key, else the key's own."""
+    """Show requests and tokens by day, key and model: with an admin's key the tenant's, otherwise the key's own."""
     if has_costs:
         if key or model:
             raise typer.BadParameter("--costs takes neither --key nor --model; group them by key or base.")

@@ -17,7 +17,7 @@ from shared.webhooks.events import EventType
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Webhooks: get notified of checkpoints and of the end of a job or an eval run, instead of polling. They take an admin's key.\n\n"
+    help="Webhooks: get notified of checkpoints and of the end of a job or an eval run, instead of polling. They need an admin's key.\n\n"
     "Run `mens webhooks create URL`, store the secret that it prints, then run `mens webhooks test ID`.",
 )
 PATH = "/v1/webhook_endpoints"

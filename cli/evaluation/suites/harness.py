@@ -161,5 +161,5 @@ def run_suite(
         raise JobFailed(
             Code.SUITE_FAILED,
             f"lm-evaluation-harness ended with exit code {code}:\n{said}",
-            remedy=f"All that it printed is in {output / LOG_NAME}.",
+            remedy=f"Its complete output is in {output / LOG_NAME}.",
         )

@@ -109,7 +109,7 @@ def differences(form: ChatForm, template: ChatTemplate) -> list[str]:
     }
     sentences = [sentence for sentence, chat in cases.items() if not _reproduces(form, template, chat)]
     if form.system is None:
-        sentences.append("The base's template has no system turn, so Ollama answers a chat with one with an error.")
+        sentences.append("The base's template has no system turn, so Ollama returns an error for chats that have one.")
     return [*sentences, "The template has no tools: Ollama refuses a request with tools."]
 
 
@@ -224,6 +224,9 @@ def _unsupported(reason: str) -> InvalidRequest:
     return InvalidRequest(
         Code.OLLAMA_TEMPLATE_UNSUPPORTED,
         f"The base's chat template cannot be converted to an Ollama template: {reason}.",
-        remedy="Serve the adapter with vLLM (--handoff vllm), which uses the base's own template; or write the Modelfile by hand.",
+        remedy=(
+            "Serve the adapter with vLLM (--handoff vllm), which uses the base's own template; or write the "
+            "Modelfile by hand."
+        ),
         param="chat_template",
     )

@@ -73,7 +73,7 @@ def plan_model(folder: Path, manifest: AdapterManifest, source: str | None) -> O
     late_system = takes_late_system(form, tokenizer.template)
     said = differences(form, tokenizer.template)
     if form.system and not late_system:
-        said.append("A system turn after the first position is answered with an error.")
+        said.append("A system turn that is not the first turn is answered with an error.")
     form = _without_bos(form, folder, tokenizer.template.special_tokens.get("bos_token"))
     return OllamaModel(
         source=_one_line(source or str(folder.resolve())),
@@ -141,8 +141,12 @@ def _without_bos(form: ChatForm, folder: Path, bos: str | None) -> ChatForm:
     if not form.start.startswith(bos):
         raise InvalidRequest(
             Code.OLLAMA_TEMPLATE_UNSUPPORTED,
-            f"Ollama would write {bos} before every chat, and the base's chat template does not begin with it alone.",
-            remedy="Set add_bos_token to false in the tokenizer_config.json of the folder that Ollama builds from, and pass that folder with --from.",
+            f"Ollama would write {bos} before every chat, but the base's chat template does not begin with exactly "
+            "this token.",
+            remedy=(
+                "Set add_bos_token to false in the tokenizer_config.json of the folder that Ollama builds from, and "
+                "pass that folder with --from."
+            ),
             param="add_bos_token",
         )
     return replace(form, start=form.start.removeprefix(bos))
@@ -186,7 +190,8 @@ def _unsupported(reason: str) -> MensError:
         Code.OLLAMA_MODEL_UNSUPPORTED,
         f"Ollama cannot build a model from this folder: {reason}.",
         remedy=(
-            "Merge the adapter (`mens jobs merge`, `mens base from-merge`) and give that folder with --model-folder. If Ollama cannot convert "
+            "Merge the adapter (`mens jobs merge`, `mens base from-merge`) and give that folder with --model-folder. "
+            "If Ollama cannot convert "
             "it, create a GGUF file of it with llama.cpp's convert_hf_to_gguf.py and name that with --from."
         ),
         param="--model-folder",

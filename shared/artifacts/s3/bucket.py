@@ -2,7 +2,7 @@
 
 The client is boto3's. It retries what can be retried a few times, finds its own credentials (environment, web identity,
 instance role) and is made at the first use, because each process needs its own. Every object is written with the
-SHA-256 of its bytes, or of each of its parts, which the server compares with what has arrived.
+SHA-256 of its bytes, or of each of its parts, which the server compares with the received bytes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 ATTEMPTS = 5
-"""Tries of one request, the first included; the pauses between them grow, at random, up to 20 s."""
+"""Attempts at one request, including the first; the random pauses between them grow up to 20 s."""
 CONNECT_SECONDS, READ_SECONDS = 5, 60
 CONNECTIONS = 32
 TRANSFERS = 4
-"""Parts of one file that are sent or fetched at once."""
+"""Number of parts of one file that are sent or fetched concurrently."""
 PART_BYTES = 8 << 20
-"""Largest size that is sent in one request."""
+"""Largest size that is sent in one request, in bytes."""
 MAX_PARTS = 10_000
 DELETED_AT_ONCE = 1000
 READ_BYTES = 1 << 20
@@ -72,8 +72,8 @@ class S3Bucket:
 
         Args:
             name: the object's name.
-            content: its bytes, or a file of them, from its beginning.
-            sha256: their digest, 64 hexadecimal digits; the server refuses other bytes.
+            content: its bytes, or a file that contains them from its beginning.
+            sha256: digest of the content, 64 hexadecimal digits; the server refuses other bytes.
             only_if: a condition, ``{"IfNoneMatch": "*"}`` or ``{"IfMatch": etag}``.
         """
         with coded(self.name, name):
@@ -200,7 +200,7 @@ class PartUpload:
             self._parts = list(pool.map(send_part, range(1, max(1, -(-size // part_bytes)) + 1)))
 
     def complete(self) -> None:
-        """Make the object visible, whole: one quick request."""
+        """Make the complete object visible, with one quick request."""
         with coded(self._bucket, self._name):
             self._client.complete_multipart_upload(**self._upload, MultipartUpload={"Parts": self._parts})
 
@@ -211,11 +211,11 @@ class PartUpload:
 
 
 class _ObjectReader(io.RawIOBase):
-    """One object from its beginning to its end, over as many connections as that takes.
+    """A stream of one object, over as many connections as that takes.
 
     Args:
-        get: requests it; returns boto3's response.
-        bucket: the bucket's name. name: the object's.
+        get: requests the object; returns boto3's response.
+        bucket: the bucket's name. name: the object's name.
     """
 
     def __init__(self, get: Callable[..., Any], bucket: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Convert exceptions of a bucket's client to our errors, with codes. No message has a key or a signature in it."""
+"""Convert exceptions of a bucket's client to Mens' errors, with codes. No message contains a key or a signature."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@
     models/<digest>/…              a merged model's files; model_manifest.json is written last
     checkpoints/<digest>/…         a checkpoint to resume from; checkpoint_manifest.json is written last
 
-An object of S3 is there whole or not at all. A manifest is written only if it does not exist (``If-None-Match: *``),
-so when two processes publish the same artifact, one writes it. The store itself frees deleted objects, so no
-trash is kept; an upload that a killed process began is aborted a day later.
+An S3 object is complete or absent. A manifest is written only if it does not exist (``If-None-Match: *``), so when two
+processes publish the same artifact, one writes it. The store itself frees deleted objects, so no trash is kept; an
+upload that a killed process began is aborted a day later.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class S3Storage(Storage):
 
 
 def check_plain(name: str) -> None:
-    """Refuse anything but the plain name of a file; it would become part of a key.
+    """Refuse anything except a plain file name, because the name becomes part of a key.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_MANIFEST_INVALID``.

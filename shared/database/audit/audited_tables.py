@@ -1,4 +1,4 @@
-"""Audited tables, with the names of their changes and the fields that the log has.
+"""Audited tables, with the names of their changes and the logged fields.
 
 The list is closed: a table that is not here is not audited, and a field that is not named here is never logged, so that
 no event holds a secret.
@@ -113,7 +113,7 @@ def _adapter_action(_: AdapterRow, change: Change) -> str:
 
 
 def _run_action(_: EvalRunRow, change: Change) -> str | None:
-    """Log no creation of a run, because the creation of its job is logged."""
+    """Do not log the creation of a run, because the creation of its job is logged."""
     return "eval_run.deleted" if change.kind == "deleted" else None
 
 

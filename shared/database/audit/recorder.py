@@ -1,7 +1,7 @@
 """The recorder: writes an audit event for each audited row that a `Database.write()` changed, in the same transaction.
 
-Changes are noted at every flush and written once, just before the commit: so what several flushes did to a row is one
-event, and transactions wait for each other only where they are about to end.
+Changes are noted at every flush and written once, just before the commit. So several flushes of a row give one event,
+and transactions wait for each other only when they are about to end.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def _write_events(session: Session) -> None:
 
 
 def record(session: Session, tenant: str, action: str, object_id: str, changes: dict[str, Values]) -> None:
-    """Write the event of a change by a statement instead of rows, before the change."""
+    """Write the event of a change that a statement makes without row objects; call it before the change."""
     _add(session, [_event(tenant, action, object_id, changes)])
 
 
 def _add(session: Session, events: list[dict[str, Any]]) -> None:
-    """Add events numbered in the order of commit: a reader that continues after the last one misses none."""
+    """Add events numbered in the order of commit: a reader that continues after the last event misses none."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(LOCK, 0))))
     clock: Callable[[Session], datetime] = session.info[CLOCK]

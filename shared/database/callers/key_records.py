@@ -1,4 +1,4 @@
-"""A key without its secret, what of it can be changed, and the rule for its name."""
+"""A key without its secret, the fields that can be changed, and the rule for its name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class Key(Value):
     expires_at: datetime | None = Field(None, description="Time from which the key is refused; null: never.")
     previous_secret_until: datetime | None = Field(
         None,
-        description="Until then the secret before the last rotation is accepted too; null: only the current secret is accepted.",
+        description=(
+            "Until then the secret before the last rotation is accepted too; null: only the current secret is accepted."
+        ),
     )
     last_used_at: datetime | None = Field(None, description="Time of its last request, accurate to about a minute.")
     subject: str | None = Field(

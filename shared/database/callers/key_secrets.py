@@ -1,4 +1,4 @@
-"""Secrets of keys: made once, stored as hashes, accepted until their key or they themselves end."""
+"""Secrets of keys: created once, stored as hashes, accepted until the key or the secret itself expires."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def new_secret() -> str:
 
 
 def hash_secret(secret: str) -> str:
-    """Return what is stored of a secret, in hex."""
+    """Return the hash that is stored for a secret, in hex."""
     # Secrets are 256 random bits, so no dictionary helps to guess one and a plain hash is enough.
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def accepted(session: Session, secret: str, now: datetime, *, lock: bool = False) -> AcceptedSecret:
-    """Return the key that a secret belongs to, and when that ends, inside the caller's transaction.
+    """Return the key that a secret belongs to and when the secret expires, inside the caller's transaction.
 
     Args:
         session: the transaction's session.
         secret: the key's secret.
         now: by the database's clock.
-        lock: keep the key as it is until the transaction ends.
+        lock: whether to lock the key's row until the transaction ends.
 
     Raises:
         Unauthenticated: ``KEY_INVALID``, ``KEY_EXPIRED``.
@@ -79,6 +79,9 @@ def expired(key: Key, until: datetime) -> Unauthenticated:
             f"An admin can let it live longer: `mens keys change {key.id} --expires 90d`, or PATCH /v1/keys/{key.id}."
         )
     else:
-        message = f"Incorrect API key provided: this secret of the key {key.name!r} was replaced, and ended at {until:%Y-%m-%dT%H:%M:%SZ}."
+        message = (
+            f"Incorrect API key provided: this secret of the key {key.name!r} was replaced, and ended at "
+            f"{until:%Y-%m-%dT%H:%M:%SZ}."
+        )
         remedy = "Ask the person who rotated the key for its new secret."
     return Unauthenticated(Code.KEY_EXPIRED, message, remedy=remedy)

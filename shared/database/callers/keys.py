@@ -95,7 +95,9 @@ class Keys:
         return key_ids
 
     def all(self, tenant: TenantName | None = None) -> list[Key]:
-        """Return the keys of a tenant or of all, oldest first; with revoked ones, without those of attempts at jobs."""
+        """Return the keys of one tenant or of all tenants, oldest first; including revoked keys, but not those of
+        attempts at jobs.
+        """
         with self._db.read() as session:
             return tenant_keys(session, tenant)
 
@@ -216,7 +218,7 @@ class Keys:
         return self.accept(secret).key
 
     def accept(self, secret: str) -> AcceptedSecret:
-        """Return the key that a secret belongs to, and when that ends.
+        """Return the key that a secret belongs to, and when the secret expires.
 
         Raises:
             Unauthenticated: ``KEY_INVALID``: unknown or revoked; ``KEY_EXPIRED``.
@@ -234,9 +236,9 @@ def tenant_keys(session: Session, tenant: TenantName | None = None) -> list[Key]
 
 
 def add_attempt_key(session: Session, job: JobRow, role: Role) -> tuple[Key, str]:
-    """Add a key of the job's tenant that its attempt works with, in a transaction that holds the job's row.
+    """Add a key of the job's tenant for its attempt, in a transaction that holds the job's row.
 
-    It is revoked by the attempt, or by :meth:`Keys.revoke_abandoned` when that has ended.
+    The attempt revokes it at its end; if it cannot, :meth:`Keys.revoke_abandoned` does.
 
     Returns:
         the key's record, and the secret.

@@ -1,4 +1,4 @@
-"""Keys of people who sign in through the identity provider: one a person and tenant, without a secret."""
+"""Keys of people who sign in through the identity provider: one per person and tenant, without a secret."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ class Person(NamedTuple):
 
 
 def add_person_key(session: Session, person: Person) -> Key:
-    """Return a person's key in their tenant, added or with the present name and role, in the caller's transaction.
+    """Return a person's key in their tenant, created or updated with the present name and role, in the caller's
+    transaction.
 
-    Their keys in other tenants are revoked: the provider's groups no longer lead there. A revoked key is followed by a new one.
-    The key may have expired. Its rows are locked already (:func:`lock_person_keys`).
+    Their keys in other tenants are revoked, because the provider's groups no longer map to those. If the key was
+    revoked, a new one is created. The returned key may have expired. The caller has already locked the person's keys
+    (:func:`lock_person_keys`).
     """
     # Before the look-up, so that two first sign-ins at once make one key.
     bump(session, "keys")
@@ -86,8 +88,12 @@ def refuse_person(row: KeyRow) -> None:
     if row.subject is not None:
         raise Conflict(
             Code.KEY_OF_PERSON,
-            f"{row.name!r} is a person who signs in through the identity provider, which decides name and role, and has no secret.",
-            remedy="Change their groups there, or the rules in MENS_OIDC_RULES. To end their sign-ins now: `mens keys revoke`.",
+            f"{row.name!r} is a person who signs in through the identity provider, which decides name and role, and "
+            "has no secret.",
+            remedy=(
+                "Change their groups there, or the rules in MENS_OIDC_RULES. To end their sign-ins now: `mens keys "
+                "revoke`."
+            ),
             param="key_id",
         )
 
@@ -105,7 +111,7 @@ def _person_hash(issuer: str, subject: str) -> str:
 
 
 def _free_person_name(session: Session, person: Person, own_id: str) -> str:
-    """Return a person's name; if another key of the tenant has it, with digits of their own behind it."""
+    """Return a person's name, followed by digits derived from the person if another key of the tenant has the name."""
     taken = select(KeyRow.id).where(
         KeyRow.tenant == person.tenant,
         KeyRow.name == person.name,

@@ -1,4 +1,4 @@
-"""Sign-ins to the console: each is one more secret of a key, short-lived and in two halves, neither of which is worth anything alone.
+"""Sign-ins to the console: each is an additional, short-lived secret of a key, in two halves that are useless alone.
 
 One half is a cookie that scripts cannot read, the other a token in the page's storage, which the server has never seen before
 the first request. The table has the hashes of both. Role, limits, usage and revocation are those of the key. A person who signs
@@ -35,7 +35,7 @@ PERSON_AGE = timedelta(hours=12)
 PENDING_LIFE = timedelta(minutes=10)
 CODE_LIFE = timedelta(seconds=60)
 MOST_OF_A_KEY = 20
-"""Sign-ins of one key at once; the one that was not used for longest ends for a further one."""
+"""Largest number of sign-ins per key; a further sign-in ends the least recently used one."""
 
 
 class SignInHalves(NamedTuple):
@@ -58,11 +58,11 @@ class SignIn(Value):
 
 
 class PendingSignIn(NamedTuple):
-    """A sign-in through the identity provider that has begun: what its answer has to fit.
+    """A sign-in through the identity provider that has begun: the values that its answer must match.
 
     Attributes:
         challenge: SHA-256 of the page's token, in hex.
-        nonce: which the provider repeats in the signed answer.
+        nonce: value that the provider repeats in the signed answer.
         code_verifier: secret of PKCE, whose hash the provider got.
         redirect_uri: address to which the provider sends the browser back.
     """
@@ -123,7 +123,7 @@ class SignIns:
             return self._add(session, Key.model_validate(key_row), challenge, key_row.previous_secret_until)
 
     def begin(self, pending: PendingSignIn) -> str:
-        """Keep a sign-in through the identity provider that begins; return the state that its answer has to repeat."""
+        """Store a sign-in through the identity provider that begins; return the state that its answer must repeat."""
         state = secrets.token_urlsafe(32)
         with self._db.write() as session:
             now = self._db.now(session)
@@ -165,7 +165,7 @@ class SignIns:
             address: the client's, for the audit log.
 
         Raises:
-            Unauthenticated: ``KEY_EXPIRED``: an admin has set an end of the key, and it is over.
+            Unauthenticated: ``KEY_EXPIRED``: an admin has set an expiry of the key, and it has passed.
         """
         with acting(_person_actor(person.name, person.subject, address)), self._db.write() as session:
             for key_id in lock_person_keys(session, person):
@@ -268,9 +268,11 @@ class SignIns:
                 session.execute(update(SignInRow).where(*is_older).values(last_used_at=at))
 
     def _make_room(self, session: Session, key_id: str) -> bool:
-        """Delete expired sign-ins, and those of a key that are too many for another one; return whether there were any of those.
+        """Delete expired sign-ins, and those of a key that exceed the limit for a new one; return whether any exceeded
+        it.
 
-        The key is locked until the end, so that sign-ins of one key at once do not pass the limit together.
+        The key is locked until the transaction ends, so that concurrent sign-ins of one key cannot exceed the limit
+        together.
         """
         session.execute(delete(SignInRow).where(SignInRow.expires_at <= self._db.now(session)))
         query = select(SignInRow).where(SignInRow.key_id == key_id).order_by(SignInRow.last_used_at.desc())

@@ -77,8 +77,8 @@ class Evals:
         Args:
             after: id of the last eval of the page before.
             limit: the page's size.
-            newest_first: else the oldest is first.
-            order_by: which time counts.
+            newest_first: otherwise the oldest is first.
+            order_by: the time by which to sort.
 
         Raises:
             NotFound: ``EVAL_NOT_FOUND``: the eval ``after`` does not exist.

@@ -1,8 +1,8 @@
 """Uploads in parts: create, add parts, complete or cancel; and remove leftovers of ended ones.
 
-An upload takes parts until it is completed, is cancelled or expires. Each part is a blob. The upload's bytes count in
-its tenant's quota from the beginning, and its parts have no more bytes together, so that a tenant cannot store more than a file
-of that size.
+An upload takes parts until it is completed, is cancelled or expires. Each part is a blob. The upload's declared size
+counts towards its tenant's quota from the beginning, and its parts cannot exceed it together, so that a tenant cannot
+store more than a file of that size.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Uploads:
 
         Raises:
             NotFound: ``UPLOAD_NOT_FOUND``. Conflict: ``UPLOAD_STATE_CONFLICT``.
-            InvalidRequest: ``UPLOAD_SIZE_MISMATCH``: more bytes than the upload is to have, or too many parts.
+            InvalidRequest: ``UPLOAD_SIZE_MISMATCH``: more bytes than the declared size, or too many parts.
         """
         with self._db.write() as session:
             row = self._row(session, upload_id, lock=True)

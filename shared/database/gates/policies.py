@@ -34,7 +34,7 @@ DIGEST = re.compile(r"[0-9a-f]{12,64}")
 
 
 class PolicyName(Value):
-    """A stored policy: the tenant that it belongs to, its name, and the digest of what it asks."""
+    """A stored policy: the tenant that it belongs to, its name, and the digest of its requirements."""
 
     tenant: str
     name: str
@@ -42,7 +42,7 @@ class PolicyName(Value):
 
 
 class StoredPolicy(PolicyName):
-    """A policy with what it asks, defaults filled in, and the file as it was sent."""
+    """A policy with its requirements, defaults filled in, and the file as it was sent."""
 
     policy: dict[str, Any]
     source: str
@@ -157,8 +157,8 @@ class Policies:
         policy.
 
         Raises:
-            NotFound: ``POLICY_NOT_FOUND``. InvalidRequest: ``REQUEST_INVALID``: the scope, or it is a foreign name that
-                follows an alias which the policy does not govern.
+            NotFound: ``POLICY_NOT_FOUND``. InvalidRequest: ``REQUEST_INVALID``: the scope is invalid, or it is a
+                foreign name that follows an alias that the policy does not govern.
             Forbidden: ``ROLE_INSUFFICIENT``: only an admin changes an assigned policy; ``TENANT_FORBIDDEN``: the
                 server.
         """
@@ -227,8 +227,11 @@ def _check_reaches(session: Session, tenant: TenantName, assigned: Assignment) -
         if governing is None or governing.policy.digest != assigned.policy.digest:
             raise InvalidRequest(
                 Code.REQUEST_INVALID,
-                f"{row.name!r} stands for the alias {followed.name!r}, which the policy {assigned.policy.name} does not govern.",
-                remedy=f"Assign it to the alias that is moved: PUT /v1/policy_assignments/{ALIAS_PREFIX}{followed.name}.",
+                f"{row.name!r} stands for the alias {followed.name!r}, which the policy {assigned.policy.name} does "
+                "not govern.",
+                remedy=(
+                    f"Assign it to the alias that is moved: PUT /v1/policy_assignments/{ALIAS_PREFIX}{followed.name}."
+                ),
                 param="scope",
             )
 
@@ -245,11 +248,11 @@ def first_assignment(session: Session, scopes: Sequence[tuple[str, str]]) -> Ass
 def first_assignments(
     session: Session, tenants: Sequence[str], scopes: Mapping[str, Sequence[tuple[str, str]]]
 ) -> dict[str, Assignment | None]:
-    """Return for each name the first existing assignment of its scopes, by one query.
+    """Return, for each name, the first existing assignment of its scopes, with one query.
 
     Args:
-        tenants: those of all scopes, and ``shared``.
-        scopes: by name, each a tenant and a scope.
+        tenants: the tenants of all scopes, and ``shared``.
+        scopes: scopes by name, each a tenant and a scope.
     """
     query = select(PolicyAssignmentRow).where(PolicyAssignmentRow.tenant.in_([*tenants, SHARED]))
     assignments = {
@@ -294,8 +297,8 @@ def _locked(session: Session, tenant: str, scope: str) -> PolicyAssignmentRow:
 
 
 def _check_may_change(session: Session, tenant: str, scope: str, after: dict[str, Any] | None, by: Author) -> None:
-    """Check that the author may assign: any trainer may set a first policy; changing, removing or overriding takes an
-    admin.
+    """Check that the author may assign: any trainer may assign the first policy; only an admin may change, remove or
+    override one.
     """
     names = [scope] if scope.startswith(ALIAS_PREFIX) else []
     for row in foreign_name_rows(session, visible_to(tenant), scope.removeprefix(ALIAS_PREFIX)) if names else ():

@@ -107,8 +107,8 @@ def add_receipt(session: Session, tenant: TenantName, job_id: str, receipt: NewR
 def receipts_of(
     session: Session, tenant: TenantName, adapter_id: str, adapter_digest: str, policy_digest: str
 ) -> list[StoredReceipt]:
-    """Return receipts of an adapter's very bytes under a policy, newest first: the tenant's own, and those of
-    ``shared``.
+    """Return the receipts for exactly these bytes of an adapter under a policy, newest first: the tenant's own, and
+    those of ``shared``.
     """
     query = select(ReceiptRow).where(
         ReceiptRow.tenant.in_(visible_to(tenant)),

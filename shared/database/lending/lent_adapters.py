@@ -16,7 +16,7 @@ from shared.errors import Code, Conflict
 
 
 def lend(session: Session, row: AdapterRow, project: TenantName, now: datetime) -> None:
-    """Give a tenant a record of another tenant's adapter, without contents of rows; an existing record stays.
+    """Give a tenant a record of another tenant's adapter, without the contents of rows; an existing record is kept.
 
     Args:
         row: the owner's row, locked with all of the same content.
@@ -42,7 +42,8 @@ def take_back(session: Session, project: TenantName, adapter_id: str, now: datet
     if aliases or jobs:
         raise Conflict(
             Code.MODEL_IN_USE,
-            f"{row.id} is needed by {counted(len(aliases), 'alias', 'aliases')} and {counted(len(jobs), 'unfinished job')} of the tenant {project!r}.",
+            f"{row.id} is needed by {counted(len(aliases), 'alias', 'aliases')} and "
+            f"{counted(len(jobs), 'unfinished job')} of the tenant {project!r}.",
             remedy="Ask that tenant to move its aliases and to wait for its jobs, or an operator to do it.",
             param="model",
         )

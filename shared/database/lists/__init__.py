@@ -1,4 +1,4 @@
-"""Which rows a list has, its pages, and summaries and changes of jobs.
+"""Filters and pages of lists, and summaries and changes of jobs.
 
 Start with `job_filter.py`. Imports `shared.database.records` and `shared.database.tables`.
 """

@@ -1,4 +1,4 @@
-"""Changes of all tenants: jobs and receipts that have changed lately, read from an index, and aliases."""
+"""Changes of all tenants: recently changed jobs, receipts and aliases, read from indexes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from shared.database.tables.names import AliasMoveRow, AliasRow
 from shared.database.tenancy import TenantName
 
 MAX_CHANGES = 5_000
-"""Most changed jobs of one reading."""
+"""Largest number of changed jobs that one call returns."""
 CLOCKS_APART = timedelta(minutes=5)
-"""How far the clock of a worker, which the ids of receipts have their time from, may be behind the database's."""
+"""Largest time by which a worker's clock, from which receipt ids take their time, may be behind the database's."""
 
 
 class ChangedJob(NamedTuple):
@@ -33,8 +33,8 @@ class ChangedJobs(NamedTuple):
     """The jobs that have changed since a moment, the first change first.
 
     Attributes:
-        read_at: time of the reading, by the database's clock.
-        has_more: there are more than were read.
+        read_at: time of the query, by the database's clock.
+        has_more: whether there are more than were returned.
     """
 
     read_at: datetime

@@ -19,16 +19,16 @@ class JobFilter:
     """Conditions on the jobs of a list; None and empty values admit every job.
 
     Attributes:
-        kind: its kind.
-        states: its state is one of these.
-        base_model: its base.
+        kind: the job's kind.
+        states: allowed states.
+        base_model: the job's base.
         alias: the alias that its contract moves.
         created_by: name of the key that submitted it.
         created_after: earliest time of its creation.
         created_before: it was created before this time.
         text: part of its name or base, or the beginning or end of its id.
-        labels: labels that it has, at least.
-        has_labels: whether it has any; None: either way.
+        labels: labels that it must have.
+        has_labels: whether it must have labels or must have none; None: either way.
     """
 
     kind: Kind | None = None

@@ -16,7 +16,7 @@ from shared.job_series import ABSENT, CHUNK_STEPS, SeriesChunk, unpack
 
 
 class SeriesExtent(NamedTuple):
-    """Extent of the series that are stored of a job.
+    """Extent of a job's stored series.
 
     Attributes:
         attempts: the first step of each attempt that has sent any, by its number.
@@ -46,7 +46,7 @@ def store_chunks(session: Session, job_id: str, attempt: int, chunks: Sequence[S
 
 
 def read_extent(database: Database, job_id: str) -> SeriesExtent:
-    """Return what is stored of a job's series."""
+    """Return the extent of a job's stored series."""
     first, last = func.min(JobSeriesRow.first_step), func.max(JobSeriesRow.last_step)
     query = select(JobSeriesRow.attempt, JobSeriesRow.name, first, last).where(JobSeriesRow.job_id == job_id)
     with database.read() as session:

@@ -14,7 +14,7 @@ from shared.database.tables.jobs import JobRow
 
 ListedRow = TypeVar("ListedRow", JobRow, FileRow, AdapterRow)
 ORDERS: dict[type[Any], Sequence[str]] = {AdapterRow: ("created_at", "step", "id")}
-"""Columns by which rows are listed, if not by their ids alone; an index of the table has them after the tenant."""
+"""Columns by which rows are sorted, if not only by id; an index of the table has them after the tenant."""
 
 
 def page_of_rows(
@@ -28,7 +28,8 @@ def page_of_rows(
 ) -> list[ListedRow]:
     """Return the first rows of the tenants in the order of `ORDERS`, one more than ``limit`` if more follow.
 
-    The query is made for each tenant, so that an index gives its rows in order; for several it would be all of them.
+    There is one query per tenant, because only then an index gives the rows in order; a query for several tenants would
+    read all their rows.
     """
     columns = [getattr(row, name) for name in ORDERS.get(row, ("id",))]
     order = [column.desc() if newest_first else column.asc() for column in columns]
@@ -41,5 +42,5 @@ def page_of_rows(
 
 
 def place_of(row: JobRow | FileRow | AdapterRow) -> tuple[Any, ...]:
-    """Return the values by which a row is listed."""
+    """Return the values by which a row is sorted."""
     return tuple(getattr(row, name) for name in ORDERS.get(type(row), ("id",)))

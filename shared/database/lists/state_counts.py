@@ -1,4 +1,4 @@
-"""Numbers of jobs by state, without reading a job where nothing else is asked."""
+"""Numbers of jobs by state, counted without reading the jobs."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ FURTHER_BACK = (
     "An alias cannot be rolled back to a deleted adapter. To roll back further, "
     "name the version (to_version) of a move whose adapters still exist."
 )
-"""Remedies for an adapter that does not exist: when one is named, and in a rollback."""
+"""Remedies for an adapter that does not exist: in a normal move, and in a rollback."""
 
 
 def check_targets(session: Session, tenants: Sequence[str], routing: Routing, remedy: str = CHOOSE_ANOTHER) -> None:

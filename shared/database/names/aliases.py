@@ -48,7 +48,10 @@ class GovernedAlias(Alias):
     """An alias, and what governs it."""
 
     governed_by: Assignment | None = Field(
-        description="The assignment of the policy that governs it when this tenant moves it, or makes its own alias of that name; null: none."
+        description=(
+            "The assignment of the policy that governs it when this tenant moves it, or makes its own alias of that "
+            "name; null: none."
+        )
     )
 
 
@@ -66,7 +69,10 @@ class Move(Value):
     after: Routing | StandsFor | None = Field(serialization_alias="to")
     gate: dict[str, Any] | None = Field(
         None,
-        description="Evidence for the move: the policy, and the receipts or an admin's override; null: no policy governed the alias.",
+        description=(
+            "Evidence for the move: the policy, and the receipts or an admin's override; null: no policy governed "
+            "the alias."
+        ),
     )
 
 
@@ -152,7 +158,7 @@ class Aliases:
     def history(self, name: str, *, before: int | None = None, limit: int = 100) -> list[Move]:
         """Moves of an alias, newest first; ``before`` is the last version that was returned before.
 
-        If the tenant sees no alias of the name, these are the moves of a deleted one, its own if it ever had one.
+        If the tenant sees no alias of that name, the moves are those of a deleted alias, preferably the tenant's own.
 
         Raises:
             NotFound: ``ALIAS_NOT_FOUND``: it never existed.
@@ -178,10 +184,9 @@ class Aliases:
 
         Args:
             expected: the version that the caller has seen; None moves the alias from any version.
-            forbidden: names that no alias may have: those of the base models.
+            forbidden: names that no alias may have, which are those of the base models.
             terms: the caller's terms for a move that a policy governs.
-            policy: one that governs the alias from now on, this move included, and who assigns it; None leaves it as it
-                is.
+            policy: policy that governs the alias from now on, including this move, and who assigns it; None: no change.
 
         Raises:
             InvalidRequest: ``NAME_INVALID``; ``REQUEST_INVALID``: an adapter is named twice; ``ALIAS_BASES_DIFFER``.
@@ -214,7 +219,7 @@ class Aliases:
         """Move an alias back to its state before the last move, or at a version; a deleted alias exists again.
 
         Args:
-            forbidden: as in :meth:`set`: a base may have got the name of a deleted alias.
+            forbidden: as in :meth:`set`: a base may have been given the name of a deleted alias.
 
         Raises:
             InvalidRequest: ``NAME_INVALID``.
@@ -244,7 +249,8 @@ class Aliases:
     def delete(
         self, name: str, by: Actor, reason: str = "", *, expected: int | None = None, terms: Terms = WITH_EVIDENCE
     ) -> None:
-        """Delete an alias; its history stays. If another tenant's alias of the name answers then, that is a move to it.
+        """Delete an alias; its history stays. If another tenant's alias of that name answers from then on, the deletion
+        counts as a move to it.
 
         Raises:
             NotFound: ``ALIAS_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``,
@@ -398,7 +404,8 @@ def expect_version(row: AliasRow, version: int | None) -> None:
     if version is not None and version != row.version:
         raise Conflict(
             Code.ALIAS_VERSION_CONFLICT,
-            f"The {'name' if row.stands_for else 'alias'} {row.name!r} is at version {row.version}, not {version}: it has been moved since.",
+            f"The {'name' if row.stands_for else 'alias'} {row.name!r} is at version {row.version}, not {version}: "
+            "it has been moved since.",
             remedy="Read it again, then decide whether to move it.",
             details={"version": row.version},
         )

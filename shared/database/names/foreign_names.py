@@ -132,7 +132,8 @@ class ForeignNames:
     def delete(
         self, name: str, by: Actor, reason: str = "", *, expected: int | None = None, terms: Terms = WITH_EVIDENCE
     ) -> None:
-        """Delete a foreign name; its history stays. If one of ``shared`` answers then, that is a move to its target.
+        """Delete a foreign name; its history stays. If a name of ``shared`` answers from then on, the deletion counts
+        as a move to its target.
 
         Raises:
             NotFound: ``NAME_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``,

@@ -1,8 +1,8 @@
 """Check that a move has the evidence that its policy requires, in the transaction that moves.
 
-An adapter whose share of a name's answers grows needs a receipt: of its very bytes, under the policy that governs now,
-on the base that is served now, against the adapter that answers now, and not too old. If several receipts fit, the
-newest counts. The adapter with most of the answers needs no receipt, and a shadow's answers reach no caller.
+An adapter whose share of a name's answers grows needs a receipt: for exactly its bytes, under the present policy, on
+the base that is served now, against the adapter that answers now, and not too old. If several receipts fit, the newest
+is used. The adapter with most of the answers needs no receipt, and a shadow's answers reach no caller.
 
     standing()  the present answer to the name, and the policies that might govern it; locks their rows
     check()     refuses a move without evidence; no policy changes until the transaction ends
@@ -31,7 +31,7 @@ from shared.errors import Code, Conflict, InvalidRequest
 from shared.gate_outcome import GateStatus, overall_outcome
 
 TOLERANCE = 1e-9
-"""Tolerance of shares, which are quotients of weights: an unchanged one may differ in its last digits."""
+"""Tolerance for comparing shares, which are quotients of weights: an unchanged share may differ in its last digits."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def check(
     *,
     deletes: bool = False,
 ) -> dict[str, Any] | None:
-    """Refuse a move without evidence, and one after which further moves would need none.
+    """Refuse a move without evidence, and a move after which further moves would need none.
 
     Args:
         before: state of the name now.
@@ -121,8 +121,9 @@ def check(
         terms: the caller's.
         reason: the move's reason.
         now: by the database's clock.
-        through: another name that answers for it then. If the same policy governs that one, nothing more is required.
-        deletes: whether ``after`` is the answer to the name once that of this tenant is gone.
+        through: another name that will answer for it. If the same policy governs that name, no further evidence is
+            required.
+        deletes: whether ``after`` is the state that remains once this tenant's name is deleted.
 
     Returns:
         the basis of the move, for its line in the history: the policy, and the receipts or the override; None when no
@@ -184,7 +185,7 @@ def _leaves_policy(
 
 
 def _growing(session: Session, before: Standing, after: Routing | StandsFor | None) -> list[AdapterRow]:
-    """Return the adapters whose share of the answers grows, except the one that has most of them already."""
+    """Return the adapters whose share of the answers grows, except the one that already has most of them."""
     routing = _routing(after)
     if routing is None:
         return []
@@ -218,7 +219,8 @@ def _receipt(
             before,
             assignment,
             adapter,
-            f"{before.name!r} is governed by the policy {policy.name} ({policy.digest[:12]}), and {adapter.id} has no receipt under that policy.",
+            f"{before.name!r} is governed by the policy {policy.name} ({policy.digest[:12]}), and {adapter.id} has "
+            "no receipt under that policy.",
         )
     misfits = [(receipt, _misfit(receipt, before, terms)) for receipt in receipts]
     receipt = next((receipt for receipt, misfit in misfits if misfit is None), None)
@@ -274,7 +276,10 @@ def _refused(
     rows = receipt.receipt.get("gates", []) if receipt else []
     remedy = f"Evaluate it: POST /v1/receipts with adapter {adapter.id!r} and alias {before.name!r}."
     if code is Code.GATE_FAILED:
-        remedy = f"Read every gate with GET /v1/receipts/{receipt.id if receipt else ''}, or ask an admin to override the policy with a reason."
+        remedy = (
+            f"Read every gate with GET /v1/receipts/{receipt.id if receipt else ''}, or ask an admin to override the "
+            "policy with a reason."
+        )
     return Conflict(
         code,
         message,
@@ -296,8 +301,12 @@ def _ungoverned(before: Standing, assignment: Assignment, name: str) -> Conflict
     policy = assignment.policy
     return Conflict(
         Code.GATE_MISSING,
-        f"{before.name!r} is governed by the policy {policy.name} ({policy.digest[:12]}), and would not be after this move.",
-        remedy=f"Assign it to {name!r} first: PUT /v1/policy_assignments/{ALIAS_PREFIX}{name}. Or ask an admin to override the policy with a reason.",
+        f"{before.name!r} is governed by the policy {policy.name} ({policy.digest[:12]}), and would not be after "
+        "this move.",
+        remedy=(
+            f"Assign it to {name!r} first: PUT /v1/policy_assignments/{ALIAS_PREFIX}{name}. Or ask an admin to "
+            "override the policy with a reason."
+        ),
         param="policy",
         details={"alias": before.name, "policy": policy.model_dump(), "scope": assignment.scope},
     )

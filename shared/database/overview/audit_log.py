@@ -23,17 +23,24 @@ PRUNED = "audit.pruned"
 
 
 class AuditEvent(Value):
-    """One change: who made it, and what of."""
+    """One change: its author, the object and what changed."""
 
     seq: int = Field(description="Its number, which grows with time; the cursor of the log.")
     created_at: datetime
     tenant: str = Field(description="The tenant that the object belongs to.")
     actor_kind: ActorKind = Field(
-        description="`key`: a request; `person`: a request of a person who has signed in through the identity provider; `job`: an attempt at a job; `command`: a command on the machine of the database; `process`: a background process."
+        description=(
+            "`key`: a request; `person`: a request of a person who has signed in through the identity provider; "
+            "`job`: an attempt at a job; `command`: a command on the machine of the database; `process`: a "
+            "background process."
+        )
     )
     actor_id: str = Field(description="Id of the key, of the person's key or of the job; empty for others.")
     actor: str = Field(
-        description="Name of the key, name and subject of the person, id of the job, `user@host` of a command, `host:pid` of a process."
+        description=(
+            "Name of the key, name and subject of the person, id of the job, `user@host` of a command, `host:pid` of "
+            "a process."
+        )
     )
     action: str = Field(description="Action: the object's type and a verb, e.g. `key.rotated`.")
     object_type: str
@@ -51,7 +58,7 @@ class AuditFilter(NamedTuple):
     """Filter of events; None matches any.
 
     Attributes:
-        tenant: that the object belongs to.
+        tenant: tenant that the object belongs to.
         action: ``key.rotated``, or ``key`` for all changes of keys.
         actor: id or name.
         object_id: id or name of the changed object.
@@ -81,7 +88,8 @@ class AuditLog:
             which: filter of the events.
             after: number of the last event of the page before.
             limit: the page's size.
-            newest_first: else the oldest is first: a reader can follow the log from a number on, and misses no event.
+            newest_first: otherwise the oldest is first, so that a reader can follow the log from a number on without
+                missing an event.
         """
         seq = AuditEventRow.seq
         query = _where(which).order_by(seq.desc() if newest_first else seq).limit(limit + 1)
@@ -94,15 +102,15 @@ class AuditLog:
         """Delete the events up to a number, and log that deletion with their last time; that event stays.
 
         Args:
-            through: number of the last one.
-            events: their number, as their export has counted them.
+            through: number of the last event to delete.
+            events: number of events to delete, as counted by their export.
 
         Returns:
             the number of deleted events.
 
         Raises:
-            Conflict: ``AUDIT_EXPORT_DIFFERS``: the log has more or fewer up to that number, so the export is not of
-                them.
+            Conflict: ``AUDIT_EXPORT_DIFFERS``: the log has more or fewer events up to that number, so the export does
+                not match it.
         """
         upto = AuditEventRow.seq <= through
         with self._db.write() as session:
@@ -111,7 +119,10 @@ class AuditLog:
                 raise Conflict(
                     Code.AUDIT_EXPORT_DIFFERS,
                     f"The log has {count} events up to {through}, but the export has {events}.",
-                    remedy="Export the whole log from its first event: `mens audit export`; without filters, for all tenants.",
+                    remedy=(
+                        "Export the whole log from its first event: `mens audit export`; without filters, for all "
+                        "tenants."
+                    ),
                     param="events",
                 )
             last = session.scalar(select(AuditEventRow.created_at).where(AuditEventRow.seq == through))

@@ -19,8 +19,8 @@ SHOWN = 5
 
 
 def refuse_taken_name(database: Database, name: str) -> None:
-    """Refuse a name for a new base that requests of any tenant use, or will once a job has ended: the base would answer
-    them.
+    """Refuse a name for a new base if requests of any tenant use it, or will use it once a job has ended: the base
+    would answer them.
 
     Raises:
         InvalidRequest: ``NAME_INVALID``. Unavailable: ``DATABASE_UNAVAILABLE``.
@@ -35,7 +35,8 @@ def refuse_taken_name(database: Database, name: str) -> None:
         tenant = aliases[0].tenant
         raise InvalidRequest(
             Code.NAME_INVALID,
-            f"{name!r} is {'an' if kind == 'alias' else 'a'} {kind} of the tenant {tenant!r}; a base of that name would answer its requests.",
+            f"{name!r} is {'an' if kind == 'alias' else 'a'} {kind} of the tenant {tenant!r}; a base of that name "
+            "would answer its requests.",
             remedy=f"Choose another name, or first delete the {kind}: `MENS_TENANT={tenant} mens {command} {name}`.",
             param="name",
             details={"tenants": [alias.tenant for alias in aliases]},
@@ -69,7 +70,10 @@ def refuse_needed_base(database: Database, name: str) -> None:
         raise Conflict(
             Code.MODEL_IN_USE,
             f"The base {name} is needed by {', '.join(users[:SHOWN])}{more}.",
-            remedy="Delete the adapters (`mens models delete ID`) and names, and cancel the jobs or wait until they have finished.",
+            remedy=(
+                "Delete the adapters (`mens models delete ID`) and names, and cancel the jobs or wait until they "
+                "have finished."
+            ),
             param="model",
             details={"adapters": adapters, "names": sorted(names), "jobs": jobs},
         )

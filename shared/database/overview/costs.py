@@ -85,7 +85,7 @@ class CostLine(Value):
 
 @dataclass(frozen=True, slots=True)
 class Payer:
-    """Whose costs are read.
+    """The tenant or key whose costs are read.
 
     Attributes:
         tenant: tenant of the keys and jobs; None: of every tenant.

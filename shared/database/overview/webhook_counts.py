@@ -22,9 +22,9 @@ class WebhookCounts:
     """Webhooks of the installation at one moment.
 
     Attributes:
-        deliveries: how many are in a status; those that have ended for as long as they are listed.
-        endpoints: how many are in a state.
-        oldest_seconds: how long the delivery that has been due for longest has been due (s); 0: none is.
+        deliveries: number of deliveries by status; ended ones count as long as they are listed.
+        endpoints: number of endpoints by state.
+        oldest_seconds: seconds since the longest-waiting delivery became due; 0: none is due.
     """
 
     deliveries: dict[DeliveryStatus, int]
@@ -35,8 +35,8 @@ class WebhookCounts:
 def count_webhooks(database: Database) -> WebhookCounts:
     """Count deliveries and endpoints of all tenants, in one read transaction.
 
-    A delivery that waits for its next attempt is not late, and neither is one whose endpoint is receiving another one:
-    a slow receiver delays its own deliveries.
+    A delivery that waits for its next attempt is not late, nor is one whose endpoint is receiving another delivery: a
+    slow receiver delays its own deliveries.
 
     Raises:
         Unavailable: ``DATABASE_UNAVAILABLE``.

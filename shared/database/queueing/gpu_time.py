@@ -20,7 +20,7 @@ from shared.scheduling.forecast import typical_seconds
 from shared.scheduling.types import PRIORITY_SECONDS, RECENT_SECONDS, UNKNOWN_SECONDS
 
 PAST_JOBS = 20
-"""Number of past jobs of a kind that the duration of the next one is estimated from."""
+"""Number of past jobs of a kind from which the duration of the next one is estimated."""
 ABANDONED = "abandoned"
 """Outcome of an attempt whose end a process of another release recorded."""
 
@@ -85,7 +85,8 @@ def spent_on(session: Session, job_id: str) -> Spent:
 
 
 def seconds_like(session: Session, kind: str, base_model: str) -> float | None:
-    """Estimate how long jobs of a kind on a base take, from the last that succeeded; else from the kind on any base.
+    """Estimate the duration of jobs of a kind on a base from the last ones that succeeded, or else from those of the
+    kind on any base.
 
     Returns:
         None when none has succeeded.
@@ -144,7 +145,7 @@ def next_month(now: datetime) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class MonthUse:
-    """GPU-seconds of a tenant's attempts that began in this month: used by ended ones, held by those that run."""
+    """GPU-seconds of a tenant's attempts that began in this month: used by ended attempts, held by running ones."""
 
     used: float = 0.0
     held: float = 0.0

@@ -18,7 +18,7 @@ from shared.scheduling.forecast import Place, StartError, forecast, start_error
 from shared.scheduling.types import Allowance, QueuedJob, QueueState, RunningJob, Share
 
 PAST_STARTS = 200
-"""Number of past estimates that the accuracy is computed from."""
+"""Number of past estimates from which the accuracy is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,10 @@ def read_queue(session: Session, now: datetime, gpus: int) -> QueueState:
 
 
 def read_claimable(session: Session, now: datetime, gpus: int) -> QueueState:
-    """Read the part of the queue that a claim needs: without quotas, a job that waits alone needs no comparison.
+    """Read the part of the queue that a claim needs: without quotas, a job that waits alone need not be compared with
+    others.
 
-    This is the usual case of a worker that has waited for a job, so the job starts without needless reads.
+    This is the usual case for an idle worker, so the job starts without needless reads.
 
     Args:
         now: the database's time.
@@ -170,7 +171,7 @@ def _allowances(session: Session, now: datetime, quotas: Sequence[TenantQuotaRow
 
 
 def _start_errors(session: Session) -> list[float]:
-    """Return by how many seconds the last jobs started later than estimated."""
+    """Return the number of seconds by which each of the last jobs started later than estimated."""
     query = select(JobRow.started_at, JobRow.estimated_start_at).where(
         JobRow.started_at.is_not(None), JobRow.estimated_start_at.is_not(None)
     )

@@ -20,7 +20,7 @@ from shared.database.tenancy import LARGEST_LIMIT, TenantName
 from shared.errors import Code, Forbidden, TooMany
 
 RETRY_SECONDS = 60
-"""Seconds until a full queue may be tried again: a guess, because the start of a job is unknown."""
+"""Seconds until a full queue may be tried again: a guess, because it is unknown when a job will start."""
 MOST_MINUTES = 1e9
 _quotas = TenantQuotaRow.__table__
 QUOTA = select(_quotas).where(_quotas.c.tenant == bindparam("of_tenant")).with_for_update()
@@ -41,7 +41,7 @@ class Quota(BaseModel):
 
 
 class QuotaUse(Value):
-    """A tenant's quota and what it has of it now.
+    """A tenant's quota and its present use.
 
     Attributes:
         gpu_minutes_used: those used by attempts that began in this month and have ended.
@@ -91,7 +91,7 @@ class Quotas:
 
 
 def check_quota(session: Session, tenant: TenantName, hold: float, now: datetime) -> None:
-    """Refuse a job that its tenant may not queue. Requests of one tenant pass here one after the other.
+    """Refuse a job that its tenant may not queue. Requests of one tenant are serialised here.
 
     Args:
         hold: GPU-seconds that it will hold.

@@ -56,8 +56,8 @@ def insert_rows(session: Session, row: type[Base], values: list[dict[str, Any]])
     longer.
 
     Args:
-        session: whose objects that the rows refer to have been flushed.
-        row: the class of the rows, which is not audited: the recorder sees objects only.
+        session: session in which the objects that the rows refer to have been flushed.
+        row: class of the rows, which must not be audited, because the recorder only sees objects.
         values: values of the rows, each with the same columns; not empty.
     """
     # Not `session.execute`, which would flush first: the transaction's changes would be written once for each of its

@@ -13,7 +13,7 @@ from shared.database.tables.jobs import JobRow
 
 
 class PolicyRow(Base):
-    """A stored policy: never changed. A name refers to its newest one."""
+    """A stored policy, which is never changed. A name refers to its newest one."""
 
     __tablename__ = "policies"
 

@@ -10,11 +10,13 @@ import json
 from typing import Any
 
 _REFUSED = ("\\u0000", "\\ud8", "\\ud9", "\\uda", "\\udb", "\\udc", "\\udd", "\\ude", "\\udf")
-"""Beginnings of escapes that may stand for a refused character; characters above U+FFFF have some of them too."""
+"""Beginnings of escapes that may stand for a refused character; characters above U+FFFF also contain some of them."""
 
 
 def storable(text: str) -> str:
-    """Return a string without what no value or query can have: NUL in PostgreSQL, and half of a surrogate pair."""
+    """Return a string without the characters that values and queries cannot contain: NUL (in PostgreSQL), and half of a
+    surrogate pair.
+    """
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
 
 

@@ -31,7 +31,7 @@ class WebhookEndpointRow(Base):
 
     @property
     def signing_secret_hint(self) -> str:
-        """Return the secret's end, by which its owner recognises it."""
+        """Return the end of the secret, so that its owner can recognise it."""
         return f"whsec_…{self.secret[-4:]}"
 
 

@@ -26,7 +26,7 @@ JITTER = 0.2
 LEASE = timedelta(seconds=120)
 """Lease of a delivery, longer than an attempt can take; then another worker may send it again."""
 CLOCK_SLACK = timedelta(seconds=5)
-"""By which another transaction may have read the clock later."""
+"""Largest time by which another transaction may have read the clock later."""
 KEPT = timedelta(days=7)
 """How long an ended delivery stays listed."""
 GONE = 410
@@ -74,8 +74,8 @@ class Deliveries:
         self._jitter = jitter
 
     def claim(self, limit: int) -> list[ClaimedDelivery]:
-        """Claim due deliveries: for each endpoint only the one that has been due for longest, and none while another
-        one is being sent. So a receiver that hangs blocks one thread, however many deliveries wait for it.
+        """Claim due deliveries: for each endpoint only the delivery that has been due for longest, and none while
+        another one is being sent. So a receiver that hangs blocks one thread, however many deliveries wait for it.
 
         Args:
             limit: largest number of deliveries.
@@ -97,8 +97,8 @@ class Deliveries:
     def settle(self, claimed: ClaimedDelivery, outcome: Outcome) -> str | None:
         """Store the outcome of an attempt: delivered, to be tried again later, or failed permanently.
 
-        An endpoint is disabled if it answers 410, or if it accepted nothing during all attempts at a delivery. Its
-        other waiting deliveries fail then.
+        An endpoint is disabled if it responds with 410, or if it accepted nothing during all attempts at a delivery.
+        Its other waiting deliveries then fail.
 
         Returns:
             the reason why the endpoint was disabled; None: it was not.
@@ -132,7 +132,10 @@ class Deliveries:
             took_something = endpoint.last_delivered_at is not None and endpoint.last_delivered_at >= row.created_at
             if row.is_test or took_something:
                 return None
-            reason = f"no delivery succeeded in {counted(row.attempts, 'attempt')} since {row.created_at:%Y-%m-%d %H:%M} UTC: {row.last_error}"
+            reason = (
+                f"no delivery succeeded in {counted(row.attempts, 'attempt')} since {row.created_at:%Y-%m-%d %H:%M} "
+                f"UTC: {row.last_error}"
+            )
             disable(session, endpoint, reason[:500], now)
             return reason
 
@@ -164,7 +167,7 @@ class Deliveries:
 def is_due(now: datetime) -> ColumnElement[bool]:
     """Return the SQL condition of due deliveries, without regard to their endpoints.
 
-    A time further ahead than its delay was written before the clock went back. It counts as past.
+    A time further in the future than its delay was written before the clock was set back, and counts as past.
     """
     row = WebhookDeliveryRow
     is_free = or_(row.lease_expires_at.is_(None), not_(_is_held(now)))

@@ -1,6 +1,7 @@
 """A tenant's webhook endpoints, and the deliveries to them.
 
-The secret signs, so it is stored as it is; it is shown once, and kept out of every value that is read later.
+The secret is needed for signing, so it is stored in plain form; it is shown once, and kept out of every value that is
+read later.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shared.webhooks.events import EventType
 from shared.webhooks.signatures import new_secret
 
 MAX_ENDPOINTS = 20
-"""Most endpoints of a tenant: every end of a job writes a row for each."""
+"""Largest number of endpoints per tenant: every job that ends writes a row for each."""
 OVERLAP = timedelta(hours=24)
 """How long a rotated secret keeps signing, if the caller requests that; as with OpenAI."""
 

@@ -21,7 +21,7 @@ JOB_EVENTS = {
     JobState.CANCELLED: EventType.JOB_CANCELLED,
 }
 BY_TENANT = "disabled by its tenant"
-"""Reason of an endpoint that is disabled without a failure."""
+"""Reason given for an endpoint that its tenant disabled."""
 RUN_EVENTS = {
     JobState.SUCCEEDED: EventType.RUN_SUCCEEDED,
     JobState.FAILED: EventType.RUN_FAILED,
@@ -34,8 +34,8 @@ def add_end_of_job(session: Session, job: JobRow, state: JobState, now: datetime
 
     Args:
         session: session of the transaction that ends the job.
-        job: whose row the transaction holds.
-        state: that it ends in.
+        job: the job; the transaction holds its row.
+        state: state in which it ends.
         now: the time of the event.
     """
     if not (endpoints := _endpoints(session, job.tenant)):
@@ -82,7 +82,7 @@ def new_delivery(
     *,
     is_test: bool = False,
 ) -> WebhookDeliveryRow:
-    """Return a row of the outbox that is due at once."""
+    """Return a row of the outbox that is due immediately."""
     return WebhookDeliveryRow(
         id=new_id("whdelivery"),
         endpoint_id=endpoint.id,

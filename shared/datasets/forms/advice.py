@@ -17,17 +17,21 @@ CONVERT = "mens data convert FILE -o rows.jsonl"
 _CONVERT_IT = f"Convert it: `{CONVERT}` writes rows for training and accounts for each that it leaves out."
 _REMEDIES = {
     RowForm.PREFERENCE: "Set method.type to dpo (`--method dpo`) to learn the preferences; "
-    f"`{CONVERT} --as-supervised` takes the chosen answers, and `--as-rated` makes a good and a bad answer of each pair, for kto.",
+    f"`{CONVERT} --as-supervised` takes the chosen answers, and `--as-rated` makes a good and a bad answer of each "
+    "pair, for kto.",
     RowForm.TEXT: f"`{CONVERT}` divides strings with a known chat markup into turns; other strings have no answer to learn.",
     RowForm.KTO: "Set method.type to kto (`--method kto`) to learn from both kinds of answers; "
     f"`{CONVERT}` keeps the rows whose label is true and counts the others.",
 }
-_NAME_COLUMNS = f"Name the two that hold question and answer: `{CONVERT} --columns QUESTION=prompt,ANSWER=response` writes rows for training."
+_NAME_COLUMNS = (
+    f"Name the two that hold question and answer: `{CONVERT} --columns QUESTION=prompt,ANSWER=response` writes rows "
+    "for training."
+)
 _OWN_KEYS = ("messages", "turns", "prompt", "response")
 _SHOWN_KEYS, _SHOWN_CHARACTERS = 6, 40
 _TABLE_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 COMMON = 0.5
-"""Share of the bad lines from which on their form counts as the file's."""
+"""Minimum share of the bad lines for their form to count as the file's form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,8 @@ def advise(path: Path, bad_lines: int, forms: Mapping[str, int]) -> Advice | Non
     """Return advice on a file with bad lines; None if its form is unknown.
 
     Args:
-        bad_lines: how many of its lines are not rows.
-        forms: how many of these are in which form of a row.
+        bad_lines: number of its lines that are not rows.
+        forms: number of these lines by their form.
     """
     file_form = recognise_file(path) if bad_lines else FileForm.JSON_LINES
     if file_form is not FileForm.JSON_LINES:
@@ -84,6 +88,6 @@ def _decoded(line: bytes) -> Any:
 
 
 def _listed(kind: str, names: Sequence[str]) -> str:
-    """Return names that a message can show, as the end of a sentence."""
+    """Format names for a message, as the end of a sentence."""
     shown = [f"`{name}`" for name in names if name.isprintable() and len(name) <= _SHOWN_CHARACTERS][:_SHOWN_KEYS]
     return f"the {kind}s {', '.join(shown)}{', …' * (len(shown) < len(names))}"

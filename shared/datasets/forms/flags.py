@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 MASKS = ("mask", "masked")
-"""Keys that say the opposite: what is masked is not trained on."""
+"""Keys with the opposite meaning: masked turns are not trained on."""
 FLAGS = ("train", "training", "trainable", "loss", "loss_scale", "loss_mask", *MASKS)
 """Keys by which a turn or a row says whether to train on it."""
 ROW_FLAGS = ("label", "weight", *FLAGS)

@@ -81,7 +81,7 @@ def recognise(row: Row) -> RowForm | None:
 
 
 def rates_its_answer(row: Row) -> bool:
-    """Return whether a row says if its one answer is good: in KTO's form, or as a chat with `label`."""
+    """Return whether a row rates its only answer as good or bad: in KTO's form, or as a chat with `label`."""
     form = recognise(row)
     is_rated_chat = form is RowForm.MESSAGES and "messages" in row and isinstance(row.get("label"), bool)
     return form is RowForm.KTO or is_rated_chat

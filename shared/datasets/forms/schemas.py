@@ -1,7 +1,7 @@
 """JSON schemas of tools: their faults, each with its place, and the nulls that a typed table adds to them. Pure.
 
-Training rows and requests are judged by the same rules. A fault is a construct that xgrammar refuses, so that no call
-can be held to the schema; one that it accepts is never a fault.
+Training rows and requests are judged by the same rules. A fault is a construct that xgrammar refuses, so that calls
+cannot be constrained to the schema; a construct that it accepts is never a fault.
 """
 
 from __future__ import annotations

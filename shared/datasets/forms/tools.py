@@ -34,7 +34,7 @@ _FOREIGN_TOOLS = {
     "toolSpec": "Amazon Bedrock's",
     "parameter_definitions": "Cohere's",
 }
-"""Keys of tools that are not converted, and whose they are."""
+"""Keys of tools that are not converted, and the program that each belongs to."""
 _OTHER_PARAMETERS = (
     "parameter_definitions",
     "params",
@@ -48,7 +48,7 @@ _OTHER_PARAMETERS = (
 """Names under which some programs write parameters, in none of the known forms."""
 MOST_NAMED = 3
 _UNUSABLE = re.compile(r"[\s\x00-\x1f\x7f\"<>\\]")
-"""Characters with which a function's name would end too early where a model writes it in a call."""
+"""Characters that would end a function's name too early when a model writes it in a call."""
 
 
 class WrittenOtherwise(msgspec.ValidationError):

@@ -1,5 +1,5 @@
-"""Findings on a file of preferences as a whole: labels that contradict each other, answers preferred for their length; of
-rated answers, how many are good.
+"""Findings on a file of preferences as a whole: labels that contradict each other, answers preferred for their length,
+and the share of good answers among rated ones.
 """
 
 from __future__ import annotations
@@ -89,15 +89,15 @@ class RatedFindings:
 
 
 def findings_of(method: MethodType) -> PreferenceFindings | RatedFindings | None:
-    """Return what finds the faults of a method's file as a whole; None for rows of answers."""
+    """Return the object that finds faults of a method's whole file; None for rows of answers."""
     if method is MethodType.KTO:
         return RatedFindings()
     return PreferenceFindings() if method is MethodType.DPO else None
 
 
 def rated_warnings(report: RatedReport, section: PreferenceSection) -> list[str]:
-    """Return a note if the weights let one kind of answers count far more than the other: weights that the contract
-    names, or computed ones that reach their bound.
+    """Return a note if the weights (set in the contract, or computed and at their bound) make one kind of answers count
+    far more than the other.
 
     The range is TRL's, from Ethayarajh et al. 2024 (https://arxiv.org/abs/2402.01306).
     """
@@ -119,8 +119,8 @@ def refuse_one_label(report: RatedReport | None, param: str, held_out: int | Non
     """Refuse answers that are all rated good, or all rated bad.
 
     Args:
-        report: on the answers that pass the filter. held_out: answers of the file that are held out to validate, if the
-            report is on the others.
+        report: on the answers that pass the filter. held_out: number of answers held out for validation, if the report
+            covers only the others.
 
     Raises:
         DatasetInvalid: ``KTO_ONE_LABEL``.
@@ -148,7 +148,8 @@ def warnings(report: PreferenceReport, kind: str = "") -> list[str]:
         notes.append(f"{share} prefer the opposite of an earlier pair with the same prompt and answers.")
     if report.longer_chosen > LONGER_SHARE * report.pairs:
         notes.append(
-            f"In {report.longer_chosen} of {counted(report.pairs, f'{kind}pair')} the preferred answer is the longer one, so the model may learn to"
+            f"In {report.longer_chosen} of {counted(report.pairs, f'{kind}pair')} the preferred answer is the longer "
+            "one, so the model may learn to"
             " prefer length. preference.loss sigmoid_norm compares means per token instead."
         )
     return notes
@@ -164,7 +165,8 @@ def refuse_contradictions(report: PreferenceReport | None, param: str) -> None:
         return
     raise DatasetInvalid(
         Code.PREFERENCES_CONTRADICT,
-        f"{report.contradicting} of the file's {report.pairs} pairs that pass the filter prefer the opposite of an earlier pair with"
+        f"{report.contradicting} of the file's {report.pairs} pairs that pass the filter prefer the opposite of an "
+        "earlier pair with"
         " the same prompt and answers.",
         remedy="Keep one of two pairs that contradict each other, as most raters decided.",
         param=param,

@@ -1,4 +1,4 @@
-"""Rows of rated answers: a prompt, one answer, and whether that is good, in the forms that are in use.
+"""Rows of rated answers: a prompt, one answer, and whether the answer is good, in the forms that are in use.
 
 {"prompt": [...], "completion": [...], "label": true}                         TRL's, conversational
 {"prompt": "...", "completion": "...", "label": false}, optional "system"     plain

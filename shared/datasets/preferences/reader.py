@@ -60,7 +60,7 @@ def reading_of(method: MethodType) -> ReadPreferences:
 
 
 def refuse_contradiction(record: RatedRecord, number: int, earlier: dict[int, tuple[int, bool]]) -> None:
-    """Refuse a row that rates the answer of an earlier line otherwise.
+    """Refuse a row that rates the answer of an earlier line differently.
 
     Args:
         earlier: line and rating by answer, of the first ``MAX_COMPARED_PAIRS`` different ones.

@@ -5,8 +5,8 @@
     {"chosen": [...], "rejected": [...]}                                                        TRL's, with an implicit prompt
     {"prompt": "...", "chosen": "...", "rejected": "..."}, optional "system"                    plain
 
-Both sides become chats whose last turn is the only one that is learnt, so the checks of chats (``row_validation.py``)
-apply to them unchanged.
+Both sides become chats in which only the last turn is trained on, so the checks of chats (``row_validation.py``) apply
+to them unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ASSISTANT = "assistant"
 
 
 class PreferenceRecord(Record, frozen=True, gc=False):
-    """A row whose last turn alone is learnt, by comparison with what the reference says of it."""
+    """A row of which only the last turn is trained on, in comparison with the reference's scores."""
 
     @property
     def prompt_turns(self) -> list[Message]:
@@ -159,12 +159,12 @@ def labels_of(row: Row) -> Row:
 
 
 def essence(turn: Message) -> tuple[Any, ...]:
-    """Return what a model would learn of an answer, without white space around it."""
+    """Return the part of an answer that a model would learn, without surrounding white space."""
     return ((turn.content or "").strip(), turn.tool_calls or None, (turn.reasoning_content or "").strip())
 
 
 def fingerprint(value: Sequence[Any]) -> int:
-    """Return a number that only equal values have, but for a chance of 2⁻⁶⁴."""
+    """Return a number that is the same for equal values, and for different ones only with a probability of 2⁻⁶⁴."""
     return int.from_bytes(hashlib.blake2b(msgspec.json.encode(value), digest_size=8).digest())
 
 
@@ -289,7 +289,7 @@ def _check_answer(side: Side) -> None:
 
 
 def _record(written: Written, side: Side, labels: Row, line: bytes) -> Record:
-    """Return the chat of one side: earlier answers are read and not learnt, so they weigh 0.
+    """Return the chat of one side: earlier answers are only context, so their weight is 0.
 
     Raises:
         RowError: a fault of a turn, a tool or a label, with the place of the field in the row.

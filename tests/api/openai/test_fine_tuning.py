@@ -187,7 +187,7 @@ def test_a_misspelt_field_of_our_block_is_answered_with_what_was_meant(client: T
 
 def test_bounds_of_a_multiplier_are_told_as_the_rates(client: TestClient, train_file: str) -> None:
     error = create(client, train_file, hyperparameters={"learning_rate_multiplier": 1e4}).json()["error"]
-    assert "makes the learning rate 2: Input should be less than or equal to 1" in error["message"]
+    assert "gives the learning rate 2: Input should be less than or equal to 1" in error["message"]
 
 
 def test_invalid_file_has_the_field_name_of_openai(client: TestClient, train_file: str) -> None:

@@ -37,7 +37,7 @@ def rows(tmp_path: Path) -> Path:
 def test_plan_as_table(base: Path, rows: Path) -> None:
     result = runner.invoke(app, ["plan", str(rows), "--model", str(base), "--preset", "tiny", "--vram-gb", "16"])
     assert result.exit_code == 0, result.output
-    for expected in ("30 to train on, 10 held out", "rank 4", "fits", "adapter.rank (preset)", "note:"):
+    for expected in ("30 for training, 10 held out", "rank 4", "fits", "adapter.rank (preset)", "note:"):
         assert expected in " ".join(result.output.split())
 
 

@@ -82,7 +82,7 @@ def test_port_in_use_is_told_before_a_base_is_built(tmp_path: Path, monkeypatch:
     assert refused.exit_code == 1
     assert (
         refused.stderr
-        == f"error: PORT_IN_USE: Port {port} is in use, perhaps by another Mens. Choose another with --port.\n"
+        == f"error: PORT_IN_USE: Port {port} is in use, perhaps by another Mens. Choose another port with --port.\n"
     )
 
 
@@ -248,7 +248,7 @@ def test_restarts_are_reported_and_a_program_that_keeps_dying_ends_it(
         watch(supervised, Telling(supervised.home / "seen"), threading.Event())
     log = supervised.home / "logs" / "worker.log"
     times, lines = zip(*(line.split(" ", 1) for line in capsys.readouterr().out.splitlines()), strict=True)
-    assert lines == (f"worker ended (terminated by SIGKILL) and was started again; log: {log}", "worker is ready again")
+    assert lines == (f"worker ended (terminated by SIGKILL) and was restarted; log: {log}", "worker is ready again")
     assert all(re.fullmatch(r"\d\d:\d\d:\d\d", time) for time in times)
     assert str(given_up.value).startswith(f"worker keeps dying. The end of {log}:\n")
     assert str(given_up.value).endswith("no more")

@@ -163,4 +163,4 @@ def test_base_that_fits_a_gpu_only_rounded_is_said_and_has_no_twin(
     (home / "bases" / "tiny" / "config.json").write_text(json.dumps(QWEN3_8B | {"num_hidden_layers": 60}))
     names, said = serve(home, "auto", quant_base="nf4")
     assert (names, made) == (["tiny"], [])
-    assert "tiny is served with weights rounded to fp8: in 16 bit it does not fit the GPU" in said
+    assert "tiny is served with weights rounded to fp8, because in 16 bit it does not fit on the GPU" in said

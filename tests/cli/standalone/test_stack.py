@@ -152,7 +152,7 @@ def test_readiness_after_restart_ignores_earlier_log(tmp_path: Path, monkeypatch
     supervisor_log.write_text(
         "INFO exited: worker (exit status 1; not expected)\nINFO spawned: 'worker' with pid 2\n",
     )
-    assert stack.new_events() == [f"worker ended (exit status 1) and was started again; log: {log}"]
+    assert stack.new_events() == [f"worker ended (exit status 1) and was restarted; log: {log}"]
     assert stack.new_events() == []
     with log.open("a") as file:
         file.write("jobs@host ready.\n")

@@ -36,7 +36,7 @@ def test_table_becomes_a_training_file(tmp_path: Path) -> None:
     assert (dry.exit_code, dry.output) == (0, "pull\trun\tnew\nmix\trun\tdepends on earlier stages\n")
     result = runner.invoke(app, ["corpus", "build", recipe])
     assert result.stdout.startswith("pull\trun\tnew\nmix\trun\tnew\n")
-    assert "25 rows, 5 rows held out to validate." in result.stdout.replace("\n", " ")
+    assert "25 rows, 5 rows held out for validation." in result.stdout.replace("\n", " ")
     assert "pulled 30 new rows" in result.stderr
     assert runner.invoke(app, ["data", "check", str(tmp_path / "train.jsonl")]).exit_code == 0
     again = json.loads(runner.invoke(app, ["corpus", "build", recipe, "--json"]).stdout)

@@ -27,7 +27,7 @@ def test_example_is_mixed_once(tmp_path: Path) -> None:
     result = runner.invoke(app, ["corpus", "mix", str(file)])
     assert result.exit_code == 0
     assert "support.jsonl\t1\t168\t" in result.output
-    assert "rows, 10 rows held out to validate." in result.output.replace("\n", " ")
+    assert "rows, 10 rows held out for validation." in result.output.replace("\n", " ")
     train = tmp_path / "build" / "mix" / "train.jsonl"
     assert runner.invoke(app, ["data", "check", str(train)]).exit_code == 0
     again = runner.invoke(app, ["corpus", "mix", str(file)])

@@ -59,7 +59,7 @@ def test_names_are_printed_as_they_are(tmp_path: Path, lines: list[dict[str, Any
 
 def test_rows_that_a_job_holds_out_are_told(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", *(pair(str(number)) for number in range(60)))
-    told = "60 rows to train on; a job holds 10 of them out to validate, unless it has --validation"
+    told = "60 rows to train on; a job holds 10 of them out for validation, unless it has --validation"
     assert told in " ".join(check(path)[1].split())
     own = check(path, "--validation", write(tmp_path / "b.jsonl", pair("new")))[1]
     assert "60 rows to train on\n" in own

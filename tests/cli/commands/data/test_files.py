@@ -37,7 +37,7 @@ def test_files_are_listed_newest_first_with_their_sizes(installation: CliInstall
 
 def test_next_page_is_named(installation: CliInstallation, made: list[str]) -> None:
     first = installation.invoke("files", "list", "--limit", "2")
-    assert first.stderr == f"older ones: the same command with --after file-…{made[1][-6:]}\n"
+    assert first.stderr == f"for older ones, repeat the command with --after file-…{made[1][-6:]}\n"
     assert installation.invoke("files", "list", "--after", made[1]).stdout.split("\t")[0] == made[0]
 
 
@@ -59,7 +59,7 @@ def test_rows_are_shown_with_their_faults(installation: CliInstallation) -> None
     assert "On Monday" in first
     assert "\u202e" not in first
     assert "ROW_" in second and "no row" in second
-    assert shown.stderr == "further ones: the same command with --after 2\n"
+    assert shown.stderr == "for more, repeat the command with --after 2\n"
     assert installation.mens("files", "rows", file, "--only", "errors").startswith("line 2: ")
     assert [row["line"] for row in json.loads(installation.mens("files", "rows", file, "--json"))["data"]] == [1, 2, 3]
     assert "MODEL_NOT_FOUND" in installation.mens("files", "rows", file, "--model", "nobody", code=1)

@@ -27,7 +27,7 @@ def test_attempt_noise_and_code_that_is_not_repeatable_are_shown() -> None:
     said = list(describe_receipt(STORED | {"receipt": RECEIPT | more}))
     assert "attempt       3 of this pair under this policy: its comparisons may err by 0.00338 together" in said
     assert "noise floor   evals.quality: the incumbent differs from itself by 0.0833" in said
-    assert "unrepeatable  support: other scores the second time by code (2 answers)" in said
+    assert "unrepeatable  support: different scores the second time by code (2 answers)" in said
 
 
 def test_receipt_of_the_release_before_is_shown_as_it_is() -> None:

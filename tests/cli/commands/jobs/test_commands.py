@@ -46,7 +46,7 @@ def test_list_filters_and_pages(installation: CliInstallation) -> None:
     assert listed("--base", "large") == listed("--find", "other") == listed("--state", "cancelled") == [other]
     assert listed("--by", "nobody") == listed("--since", "2100-01-01") == []
     first = installation.invoke("jobs", "list", "--limit", "2")
-    assert first.stderr == f"older ones: the same command with --after ftjob-…{made[2][-6:]}\n"
+    assert first.stderr == f"for older ones, repeat the command with --after ftjob-…{made[2][-6:]}\n"
     assert listed("--limit", "2", "--after", made[2]) == [made[1], made[0]]
     assert "is not a time: give 2h, 7d" in installation.invoke("jobs", "list", "--since", "soon", code=2).output
 
