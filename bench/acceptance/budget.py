@@ -78,7 +78,7 @@ def run_work(name: str, work: StageWork, *, smoke: bool, seconds: float = SECOND
     not_done = [part for part in work.parts if part not in done]
     print(f"stage {name}, {time.monotonic() - began:.0f} s\n{'part':<18} {'seconds':>7}")
     for part in work.parts:
-        print(rows.get(part, f"{part:<18} {'-':>7} not run: the stage's {seconds:.0f} s were used up"))
+        print(rows.get(part, f"{part:<18} {'-':>7}  not run: the stage's {seconds:.0f} s were used up"))
     met = [work.conclude(), *(goal.judge(smoke=smoke) for part_result in done.values() for goal in part_result.goals)]
     if not_done:
         print(json.dumps({"stage": name, "not_done": not_done, "pass": False}), flush=True)

@@ -141,7 +141,7 @@ def describe_receipt(record: dict[str, Any]) -> Iterator[str]:
             yield f"noise floor   {row['name']}: the incumbent differs from itself by {max(floors):.3g}"
     for run, criteria in receipt.get("unrepeatable", {}).items():
         counts = ", ".join(f"{name} ({counted(count, 'answer')})" for name, count in criteria.items())
-        yield f"unrepeatable {run}: different scores the second time by {counts}"
+        yield f"unrepeatable  {run}: different scores the second time by {counts}"
 
 
 def describe_outcome(record: dict[str, Any]) -> str:

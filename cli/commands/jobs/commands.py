@@ -179,7 +179,7 @@ def logs(
         note(f"attempt {response.headers['x-mens-attempt']}")
         typer.echo(response.text, nl=not response.text.endswith("\n"))
     else:
-        note("no log is stored: an attempt has a log from the start of its trainer until retention deletes it")
+        note("no log is kept: an attempt has a log from the start of its trainer until retention deletes it")
 
 
 @app.command("cancel")

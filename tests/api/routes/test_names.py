@@ -276,7 +276,7 @@ def test_job_on_a_mapped_base_shows_both_names(client: TestClient, train_file: s
     body = {"model": GPT, "training_file": train_file}
     refused = client.post("/v1/fine_tuning/jobs", json=body)
     assert code(refused) == (404, "MODEL_NOT_FOUND")
-    assert "mapped by an admin" in refused.json()["error"]["message"]
+    assert "An admin can map" in refused.json()["error"]["message"]
     put(client, GPT, base=BASE)
     job = client.post("/v1/fine_tuning/jobs", json=body).json()
     assert (job["model"], job["mens"]["base_model"]) == (GPT, BASE)

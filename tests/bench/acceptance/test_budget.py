@@ -60,7 +60,7 @@ def test_a_stage_that_is_cut_says_what_it_did_not_do(capsys: pytest.CaptureFixtu
     )
     assert time.monotonic() - began < 60
     rows, lines = printed(capsys)
-    assert ["not done" in rows[name] for name in ("one", "two", "three")] == [False, True, True]
+    assert ["not run" in rows[name] for name in ("one", "two", "three")] == [False, True, True]
     assert lines[-1] == {"stage": "s", "not_done": ["two", "three"], "pass": False}
     assert concluded
 

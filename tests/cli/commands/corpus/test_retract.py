@@ -48,7 +48,7 @@ def test_retracted_keys_name_files_and_adapters(corpus: Path, monkeypatch: pytes
     (corpus / "keys.jsonl").write_text("1\n2\n")
     shown = said("retract", corpus / "pulled", "--keys", corpus / "keys.jsonl", "--in", corpus, "--adapters")
     assert "2 new keys of 2 keys retracted" in shown
-    assert "train.jsonl has 2 rows of them\n  adapter desk-1 was trained on it\n" in shown
+    assert "train.jsonl has 2 rows with retracted keys\n  adapter desk-1 was trained on it\n" in shown
     found = json.loads(
         said("retract", corpus / "pulled", "--keys", corpus / "keys.jsonl", "--in", corpus, "--adapters", "--json")
     )

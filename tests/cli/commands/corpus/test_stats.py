@@ -42,7 +42,7 @@ def test_key_without_a_row_and_a_foreign_file_are_named(tmp_path: Path) -> None:
     shown = said(*command, code=1)
     assert 'has 1 key: ["1"]' in shown
     assert "my.sources.jsonl has a line that is not provenance" in shown
-    assert "train.jsonl has 1 row of them" in shown
+    assert "train.jsonl has 1 row with retracted keys" in shown
     printed = json.loads(said(*command, "--json", code=1))
     assert (printed["unmatched"], printed["skipped"]) == ([["1"]], [str(corpus / "my.sources.jsonl")])
     assert json.loads((corpus / "pulled" / "retracted.jsonl").read_text().splitlines()[-1]) == [2]
