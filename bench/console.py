@@ -140,6 +140,7 @@ class ConsoleBench:
         seconds, name = self.options.seconds, "mens.changes.busy.bench-busy"
         shares: dict[str, float] = {}
         with opened(self.browser) as (page, _):
+            page.wait_for_timeout(SETTLED_MS)
             shares["blank"] = share_of_a_core(CHROMIUM, page, seconds)
         for peer, view in self.views.items():
             if peer == "mens":

@@ -162,10 +162,11 @@ class JobChanges:
                 if self._is_behind:
                     self._log_event(LoggedEvent(None, None, None, RESET))
                 self._add_late_progress()
-                polled, self._polled = self._polled, asyncio.Event()
-                polled.set()
             except MensError as error:
                 logger.warning("streams of job changes wait for the database: %s", error.message)
+            # After a failure too, so that the streams stay in touch with their clients.
+            polled, self._polled = self._polled, asyncio.Event()
+            polled.set()
             await asyncio.sleep(self._poll_seconds)
 
     def _read(self) -> list[FoundChange]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated, NamedTuple
 
-from fastapi import APIRouter, Depends, Header, Query, Request
-from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, ServerSentEvent, format_sse_event
 
 from api.errors import ErrorAnswer, declared_of_other_type, error_response
+from api.inference.event_stream import EVENT_STREAM
 from api.inference.lookup_cache import AUTHENTICATED, Authenticated
 from api.openai.fine_tuning import event_seq
 from api.polling.job_changes import Wanted, missed_events
 from api.polling.other_changes import ChangeType
-from api.services import ServicesDep
+from api.services import Services, ServicesDep
 from api.web.auth import CallerDep
 from api.web.params import Id
 from api.web.tenant_view import TenantView, TenantViewDep
@@ -27,6 +29,20 @@ from shared.errors import Code, InvalidRequest, MensError
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
 EVENTS_PER_READ = 500
+SILENT_SECONDS = 15.0
+"""A stream of changes without any is sent a comment that often, so that nothing between takes it for dead."""
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Headers that FastAPI sends with its own streams of events; the second is for nginx."""
+EVENT_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "data": {"type": "string"},
+        "event": {"type": "string"},
+        "id": {"type": "string"},
+        "retry": {"type": "integer", "minimum": 0},
+    },
+}
+"""An event in the API's description, as FastAPI describes its own."""
 
 
 class StreamPart(NamedTuple):
@@ -122,8 +138,8 @@ def change_cursor(last_event_id: Annotated[str | None, Header()] = None) -> int 
 
 @router.get(
     "/events",
-    response_class=EventSourceResponse,
-    responses=declared_of_other_type(ErrorAnswer),
+    response_class=Response,
+    responses=declared_of_other_type(ErrorAnswer) | {200: {"content": {EVENT_STREAM: {"itemSchema": EVENT_SCHEMA}}}},
     dependencies=[Depends(one_stream)],
 )
 async def stream_changes(
@@ -135,7 +151,7 @@ async def stream_changes(
     types: Annotated[
         list[ChangeType] | None, Query(description="Only events of this type; repeat it for several.")
     ] = None,
-) -> AsyncIterator[ServerSentEvent]:
+) -> EventSourceResponse:
     """Changes of all that the caller sees, as server-sent events, from now on or after Last-Event-ID.
 
     `event: job` carries the summary of a new or changed job, as `GET /v1/jobs?view=summary` has it; `event: progress` the
@@ -144,10 +160,20 @@ async def stream_changes(
     has changed for this process, `gone` if it was removed; `event: reset` says that changes were missed,
     so that lists must be read again. `event: error` ends the stream of a key that was revoked meanwhile.
     """
-    authenticated: Authenticated = request.scope[AUTHENTICATED]
     selection = Wanted(
         tuple(visible_to(caller.tenant)), frozenset(kind or ()), frozenset(types or ()), is_operator=caller.is_operator
     )
+    return EventSourceResponse(change_chunks(services, request, selection, cursor), headers=STREAM_HEADERS)
+
+
+async def change_chunks(
+    services: Services, request: Request, selection: Wanted, cursor: int | None
+) -> AsyncIterator[bytes]:
+    """Yield what each poll adds to a stream of changes as one chunk: to send every event by itself takes the processor six
+    times as long.
+    """
+    authenticated: Authenticated = request.scope[AUTHENTICATED]
+    sent_at = time.monotonic()
     try:
         async for batch in services.job_changes.batches(selection):
             if services.shutdown.has_begun or await request.is_disconnected():
@@ -157,10 +183,17 @@ async def stream_changes(
                 read = partial(missed_events, services.database, selection, cursor)
                 batch[:0] = await services.event_feed.read(("changes", selection, cursor), read)
                 cursor = None
-            for event in batch:
-                yield event
+            now = time.monotonic()
+            if batch or now - sent_at >= SILENT_SECONDS:
+                sent_at = now
+                yield b"".join(map(encoded, batch)) or KEEPALIVE_COMMENT
     except MensError as error:
-        yield ServerSentEvent(raw_data=bytes(error_response(error).body).decode(), event="error")
+        yield encoded(ServerSentEvent(raw_data=bytes(error_response(error).body).decode(), event="error"))
+
+
+def encoded(event: ServerSentEvent) -> bytes:
+    """Return an event as it is sent."""
+    return format_sse_event(data_str=event.raw_data, event=event.event, id=event.id)
 
 
 def read_part(view: TenantView, job_id: str, cursor: int) -> StreamPart:

@@ -56,8 +56,9 @@ function deliver() {
 
 /** @param {"live" | "polling" | "stale" | "connecting"} state */
 function show(state) {
-  const since = state === "live" || state === "polling" ? Date.now() : connection.peek().since;
-  connection.value = { state, since };
+  const old = connection.peek();
+  if (state === "live" || state === "polling") old.since = Date.now();
+  if (state !== old.state) connection.value = { state, since: old.since }; // else every part of the stream would draw the screen again
 }
 
 /** Follow changes as long as somebody is signed in and looks. */

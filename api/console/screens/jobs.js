@@ -22,6 +22,8 @@ const DRAWN = 120;
 /** Heights of a row and of a card, as in the style sheet. */
 const ROW = 56;
 const CARD = 116;
+/** For how long a running job's duration stays as it was drawn. */
+const RUNNING_SHOWN = 5_000;
 const phone = matchMedia("(max-width: 760px)");
 
 /**
@@ -238,17 +240,17 @@ function Chosen({ chosen }) {
 }
 
 /**
- * Rows that are drawn once for as long as their jobs stay as they are: Preact skips a row that it was given before. A running job is
- * drawn each time, because its duration grows.
+ * Rows that are drawn once for as long as their jobs stay as they are: Preact skips a row that it was given before. That of a running job,
+ * whose duration grows, serves for some seconds.
  */
 function useRows() {
   const drawn = useRef({ chosen: "", rows: new WeakMap() });
   return (/** @type {any} */ job, /** @type {number} */ index, /** @type {string[]} */ chosen) => {
     if (drawn.current.chosen !== chosen.join()) drawn.current = { chosen: chosen.join(), rows: new WeakMap() };
     const old = drawn.current.rows.get(job);
-    if (old?.index === index && job.state !== "running") return old.row;
+    if (old?.index === index && (job.state !== "running" || Date.now() - old.at < RUNNING_SHOWN)) return old.row;
     const row = h(Row, { key: job.id, job, index, chosen });
-    drawn.current.rows.set(job, { index, row });
+    drawn.current.rows.set(job, { index, row, at: Date.now() });
     return row;
   };
 }
