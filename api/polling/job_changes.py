@@ -10,13 +10,13 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from anyio import CapacityLimiter, to_thread
-from fastapi.sse import ServerSentEvent
+from fastapi.sse import ServerSentEvent, format_sse_event
 
 from api.polling.other_changes import ChangeType, LoggedEvent, OtherChanges, ReplicaFacts, cursor_of, other_events
 from shared.database.connection import Database
@@ -59,6 +59,10 @@ class Wanted:
     kinds: Collection[Kind] = ()
     types: Collection[ChangeType] = ()
     is_operator: bool = False
+
+    def key(self) -> Hashable:
+        """Return what is equal for streams that get the same events."""
+        return tuple(self.tenants), frozenset(self.kinds), frozenset(self.types), self.is_operator
 
     def includes(self, *types: ChangeType) -> bool:
         """Return whether the stream gets events of one of these types."""
@@ -103,19 +107,21 @@ class JobChanges:
         self._database, self._poll_seconds, self._clock = database, poll_seconds, clock
         self._streams = self._logged = 0
         self._log: deque[LoggedEvent] = deque(maxlen=LOG_EVENTS)
+        self._chunks: dict[tuple[int, int, Hashable], bytes] = {}
         self._polling: asyncio.Task[None] | None = None
         self._forget()
 
-    async def batches(self, selection: Wanted) -> AsyncIterator[list[ServerSentEvent]]:
-        """After each poll, yield the wanted events since the previous poll."""
+    async def chunks(self, selection: Wanted) -> AsyncIterator[bytes]:
+        """After each poll, yield the wanted events since the previous poll as they are sent, joined."""
         self._streams += 1
+        key = selection.key()
         try:
             self._start()
             seen = self._logged
             while True:
-                polled, batch = self._polled, list(self._events_after(seen, selection))
+                polled, chunk = self._polled, self._chunk_after(seen, selection, key)
                 seen = self._logged  # before the caller takes its time
-                yield batch
+                yield chunk
                 await polled.wait()
         finally:
             self._streams -= 1
@@ -125,6 +131,15 @@ class JobChanges:
         if self._polling is not None:
             self._polling.cancel()
             await asyncio.gather(self._polling, return_exceptions=True)
+
+    def _chunk_after(self, seen: int, selection: Wanted, key: Hashable) -> bytes:
+        """Streams that want the same and have seen the same share one chunk."""
+        if seen == self._logged:
+            return b""
+        place = (seen, self._logged, key)
+        if place not in self._chunks:
+            self._chunks[place] = b"".join(map(encoded, self._events_after(seen, selection)))
+        return self._chunks[place]
 
     def _events_after(self, seen: int, selection: Wanted) -> Iterator[ServerSentEvent]:
         missed = self._logged - seen
@@ -165,6 +180,7 @@ class JobChanges:
             except MensError as error:
                 logger.warning("streams of job changes wait for the database: %s", error.message)
             # After a failure too, so that the streams stay in touch with their clients.
+            self._chunks.clear()
             polled, self._polled = self._polled, asyncio.Event()
             polled.set()
             await asyncio.sleep(self._poll_seconds)
@@ -208,6 +224,11 @@ class JobChanges:
     def _log_event(self, logged: LoggedEvent) -> None:
         self._log.append(logged)
         self._logged += 1
+
+
+def encoded(event: ServerSentEvent) -> bytes:
+    """Return an event as it is sent."""
+    return format_sse_event(data_str=event.raw_data, event=event.event, id=event.id)
 
 
 def job_event(change: FoundChange) -> ServerSentEvent:

@@ -9,13 +9,13 @@ from functools import partial
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, ServerSentEvent, format_sse_event
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, ServerSentEvent
 
 from api.errors import ErrorAnswer, declared_of_other_type, error_response
 from api.inference.event_stream import EVENT_STREAM
 from api.inference.lookup_cache import AUTHENTICATED, Authenticated
 from api.openai.fine_tuning import event_seq
-from api.polling.job_changes import Wanted, missed_events
+from api.polling.job_changes import Wanted, encoded, missed_events
 from api.polling.other_changes import ChangeType
 from api.services import Services, ServicesDep
 from api.web.auth import CallerDep
@@ -169,31 +169,27 @@ async def stream_changes(
 async def change_chunks(
     services: Services, request: Request, selection: Wanted, cursor: int | None
 ) -> AsyncIterator[bytes]:
-    """Yield what each poll adds to a stream of changes as one chunk: to send every event by itself takes the processor six
-    times as long.
+    """Yield what each poll adds to a stream of changes as one chunk: events sent one by one take several times the
+    processor time.
     """
     authenticated: Authenticated = request.scope[AUTHENTICATED]
     sent_at = time.monotonic()
     try:
-        async for batch in services.job_changes.batches(selection):
-            if services.shutdown.has_begun or await request.is_disconnected():
+        async for new in services.job_changes.chunks(selection):
+            if services.shutdown.has_begun:
                 return
             await services.lookup.authenticate(authenticated.secret)
+            chunk = new
             if cursor is not None:  # after the stream has begun to follow, so that nothing falls between
                 read = partial(missed_events, services.database, selection, cursor)
-                batch[:0] = await services.event_feed.read(("changes", selection, cursor), read)
-                cursor = None
+                missed = await services.event_feed.read(("changes", selection, cursor), read)
+                chunk, cursor = b"".join(map(encoded, missed)) + new, None
             now = time.monotonic()
-            if batch or now - sent_at >= SILENT_SECONDS:
+            if chunk or now - sent_at >= SILENT_SECONDS:
                 sent_at = now
-                yield b"".join(map(encoded, batch)) or KEEPALIVE_COMMENT
+                yield chunk or KEEPALIVE_COMMENT
     except MensError as error:
         yield encoded(ServerSentEvent(raw_data=bytes(error_response(error).body).decode(), event="error"))
-
-
-def encoded(event: ServerSentEvent) -> bytes:
-    """Return an event as it is sent."""
-    return format_sse_event(data_str=event.raw_data, event=event.event, id=event.id)
 
 
 def read_part(view: TenantView, job_id: str, cursor: int) -> StreamPart:

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from fastapi.sse import ServerSentEvent
 from sqlalchemy import event
 
 from api.polling import job_changes, other_changes
@@ -29,7 +28,7 @@ from shared.database.tenancy import SHARED, visible_to
 from shared.errors import Code, Unavailable
 from tests.support.builders import claimed, new_adapter, submission
 
-Batches = AsyncIterator[list[ServerSentEvent]]
+Chunks = AsyncIterator[bytes]
 PATIENCE_SECONDS = 20.0
 TRAINING = {"kind": "training", "total_steps": 90, "loss": 0.5}
 
@@ -46,22 +45,28 @@ def run(test: Callable[[JobChanges], Awaitable[None]], database: Database, **mor
     asyncio.run(started_and_closed())
 
 
-async def next_events(batches: Batches, number: int) -> list[tuple[str, Any]]:
-    found: list[ServerSentEvent] = []
+async def next_events(chunks: Chunks, number: int) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
     while len(found) < number:
-        found += await anext(batches)
-    return [(each.event or "", json.loads(each.raw_data or "")) for each in found]
+        found += events_of(await anext(chunks))
+    return found
 
 
-async def settle(batches: Batches, polls: int = 4) -> list[tuple[str, Any]]:
+async def settle(chunks: Chunks, polls: int = 4) -> list[tuple[str, Any]]:
     """The events of a few more polls."""
-    return [(each.event or "", json.loads(each.raw_data or "")) for _ in range(polls) for each in await anext(batches)]
+    return [each for _ in range(polls) for each in events_of(await anext(chunks))]
+
+
+def events_of(chunk: bytes) -> list[tuple[str, Any]]:
+    """Type and data of each event of a chunk."""
+    events = [dict(line.split(": ", 1) for line in part.splitlines()) for part in chunk.decode().split("\n\n")[:-1]]
+    return [(fields["event"], json.loads(fields["data"])) for fields in events]
 
 
 def test_each_change_comes_once_to_those_who_see_the_job(database: Database) -> None:
     async def test(followed: JobChanges) -> None:
-        acme, globex = (followed.batches(Wanted(visible_to(tenant))) for tenant in ("acme", "globex"))
-        merges = followed.batches(Wanted(visible_to("acme"), {Kind.MERGE}))
+        acme, globex = (followed.chunks(Wanted(visible_to(tenant))) for tenant in ("acme", "globex"))
+        merges = followed.chunks(Wanted(visible_to("acme"), {Kind.MERGE}))
         await asyncio.gather(settle(acme), settle(globex), settle(merges))
         own, common = (Jobs(database, tenant).submit(submission())[0] for tenant in ("acme", SHARED))
         seen = await next_events(acme, 2)
@@ -82,23 +87,23 @@ def test_progress_comes_at_most_every_two_seconds_and_then_the_newest(database: 
 
     async def test(followed: JobChanges) -> None:
         nonlocal now
-        batches = followed.batches(Wanted([SHARED]))
-        await settle(batches)
+        chunks = followed.chunks(Wanted([SHARED]))
+        await settle(chunks)
         lease = claimed(Jobs(database), leases)
-        seen = await next_events(batches, 1)
+        seen = await next_events(chunks, 1)
         for step in (1, 2, 3):
             leases.report(lease, progress=TRAINING | {"step": step}, events=[])
-            seen += await settle(batches)
+            seen += await settle(chunks)
         assert [data["step"] for name, data in seen if name == "progress"] == [1]
         now = job_changes.PROGRESS_SECONDS
-        late = await next_events(batches, 1)
+        late = await next_events(chunks, 1)
         assert [(name, data["step"], data["train_loss"]) for name, data in late] == [("progress", 3, 0.5)]
         assert set(late[0][1]) == set(job_changes.SHOWN_PROGRESS)
         leases.report(lease, progress=TRAINING | {"step": 4}, events=[])
         leases.finish(lease, {})
-        assert (await next_events(batches, 1))[-1][1]["state"] == "succeeded"
+        assert (await next_events(chunks, 1))[-1][1]["state"] == "succeeded"
         now += job_changes.PROGRESS_SECONDS
-        assert await settle(batches) == [], "no progress of a job that has ended"
+        assert await settle(chunks) == [], "no progress of a job that has ended"
 
     run(test, database, clock=lambda: now)
 
@@ -106,9 +111,9 @@ def test_progress_comes_at_most_every_two_seconds_and_then_the_newest(database: 
 def test_many_streams_cost_the_database_what_one_does(database: Database) -> None:
     async def queries_of(streams: int, followed: JobChanges) -> list[int]:
         """Queries of each poll, of one without a change and of one with a change."""
-        all_batches = [followed.batches(Wanted([SHARED])) for _ in range(streams)]
-        for batches in all_batches:
-            await settle(batches)
+        all_chunks = [followed.chunks(Wanted([SHARED])) for _ in range(streams)]
+        for chunks in all_chunks:
+            await settle(chunks)
         statements: list[str] = []
 
         def count(_connection: object, _cursor: object, statement: str, *_: object) -> None:
@@ -118,11 +123,11 @@ def test_many_streams_cost_the_database_what_one_does(database: Database) -> Non
         event.listen(database.engine, "before_cursor_execute", count)
         polls = 0
         for _ in range(20):
-            await asyncio.gather(*(anext(batches) for batches in all_batches))
+            await asyncio.gather(*(anext(chunks) for chunks in all_chunks))
             polls += 1
         event.remove(database.engine, "before_cursor_execute", count)
-        for batches in all_batches:
-            await batches.aclose()  # type: ignore[attr-defined]
+        for chunks in all_chunks:
+            await chunks.aclose()  # type: ignore[attr-defined]
         return [len(statements), polls]
 
     async def test(followed: JobChanges) -> None:
@@ -133,13 +138,28 @@ def test_many_streams_cost_the_database_what_one_does(database: Database) -> Non
     run(test, database)
 
 
+def test_streams_that_want_the_same_are_sent_the_same_bytes(database: Database) -> None:
+    async def test(followed: JobChanges) -> None:
+        streams = [followed.chunks(Wanted([SHARED], kinds)) for kinds in ((), (), (Kind.MERGE,))]
+        await asyncio.gather(*map(settle, streams))
+        Jobs(database).submit(submission())
+        chunks = [b"", b"", b""]
+        while not chunks[0]:
+            chunks = await asyncio.gather(*map(anext, streams))
+        first, second, merges = chunks
+        assert first is second
+        assert merges == b""
+
+    run(test, database)
+
+
 def test_stream_that_is_too_far_behind_is_told_to_read_again(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_changes, "LOG_EVENTS", 3)
 
     async def test(followed: JobChanges) -> None:
-        slow, quick = followed.batches(Wanted([SHARED])), followed.batches(Wanted([SHARED]))
+        slow, quick = followed.chunks(Wanted([SHARED])), followed.chunks(Wanted([SHARED]))
         await asyncio.gather(settle(slow), settle(quick))
         for _ in range(5):
             Jobs(database).submit(submission())
@@ -154,14 +174,14 @@ def test_change_is_found_after_the_clock_went_back(database: Database, monkeypat
     clock = database.now
 
     async def test(followed: JobChanges) -> None:
-        batches = followed.batches(Wanted([SHARED]))
-        await settle(batches)
+        chunks = followed.chunks(Wanted([SHARED]))
+        await settle(chunks)
         Jobs(database).submit(submission())
-        await next_events(batches, 1)
+        await next_events(chunks, 1)
         monkeypatch.setattr(database, "now", lambda session: clock(session) - timedelta(hours=1))
-        await settle(batches)
+        await settle(chunks)
         Jobs(database).submit(submission())
-        assert [name for name, _ in await next_events(batches, 1)] == ["job"]
+        assert [name for name, _ in await next_events(chunks, 1)] == ["job"]
 
     run(test, database)
 
@@ -205,8 +225,8 @@ def test_moved_aliases_and_new_receipts_come_to_those_who_see_them(database: Dat
     types = {ChangeType.ALIAS, ChangeType.RECEIPT}
 
     async def test(followed: JobChanges) -> None:
-        acme, globex = (followed.batches(Wanted(visible_to(tenant), types=types)) for tenant in ("acme", "globex"))
-        jobs = followed.batches(Wanted(visible_to("acme"), types={ChangeType.JOB}))
+        acme, globex = (followed.chunks(Wanted(visible_to(tenant), types=types)) for tenant in ("acme", "globex"))
+        jobs = followed.chunks(Wanted(visible_to("acme"), types={ChangeType.JOB}))
         await asyncio.gather(settle(acme), settle(globex), settle(jobs))
         aliases = Aliases(database, "acme")
         aliases.set("prod", Routing.to(adapter), Actor(id="1", name="alice"))
@@ -247,7 +267,7 @@ def test_a_reading_that_fails_loses_no_alias(database: Database, monkeypatch: py
         return added_receipts(*arguments)
 
     async def test(followed: JobChanges) -> None:
-        acme = followed.batches(Wanted(visible_to("acme"), types={ChangeType.ALIAS}))
+        acme = followed.chunks(Wanted(visible_to("acme"), types={ChangeType.ALIAS}))
         await settle(acme)
         monkeypatch.setattr(other_changes, "added_receipts", fail_once)
         Aliases(database, "acme").set("prod", Routing.to(adapter), Actor(id="1", name="alice"))
@@ -262,8 +282,8 @@ def test_operators_are_told_of_replicas(database: Database) -> None:
     now = [up]
 
     async def test(followed: JobChanges) -> None:
-        operator = followed.batches(Wanted([SHARED], is_operator=True))
-        tenant = followed.batches(Wanted([SHARED]))
+        operator = followed.chunks(Wanted([SHARED], is_operator=True))
+        tenant = followed.chunks(Wanted([SHARED]))
         await asyncio.gather(settle(operator), settle(tenant))
         now[:] = [down]
         assert await next_events(operator, 1) == [("replica", {"name": "r1", "base": "tiny", "state": "down"})]

@@ -237,6 +237,19 @@ def test_one_stream_has_the_changes_of_all_jobs(installation: Installation) -> N
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "Last-Event-ID")
 
 
+def test_streams_of_changes_whose_clients_went_make_room_for_others(installation: Installation) -> None:
+    with ExitStack() as stack:
+        for _ in range(LIMIT):
+            stack.enter_context(installation.client.stream("GET", "/v1/events"))
+        assert installation.client.get("/v1/events").status_code == 429
+
+    def follow() -> bool:
+        with installation.client.stream("GET", "/v1/events") as response:
+            return response.status_code == 200
+
+    eventually(follow)
+
+
 def test_stream_of_changes_ends_with_its_key(installation: Installation) -> None:
     with installation.client.stream("GET", "/v1/events") as response:
         pieces = response.iter_text()
