@@ -307,7 +307,7 @@ def test_lenient_contract_skips_invalid_lines(client: TestClient, job_body: dict
     job = client.post("/v1/jobs", json=job_body).json()
     assert job["plan"]["train"]["rows"] == 9
     notes = client.get(f"/v1/jobs/{job['id']}/preflight").json()["notes"]
-    assert "1 bad lines are skipped." in notes
+    assert "1 bad line is skipped." in notes
 
 
 def test_the_plan_is_for_the_machine_that_the_workers_report(
