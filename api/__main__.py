@@ -19,14 +19,16 @@ with without_collections():
     from shared.settings import read_settings
 
 SWITCH_SECONDS = 0.0005
-"""How long a thread that works on the database or a data file may block the event loop, and with it every stream."""
+"""Longest time for which a thread that works on the database or a data file may block the event loop, and with it every
+stream.
+"""
 
 
 def main() -> None:
     """Entry point."""
     settings = read_settings(ApiSettings)
     configure_logging(settings.log_format)
-    for name in ("api", "uvicorn"):  # not the root's: httpx logs every request at this level
+    for name in ("api", "uvicorn"):  # the level of the root logger stays: httpx logs every request at this one
         logging.getLogger(name).setLevel(logging.INFO)
     app = create_app(settings)
     _raise_file_limit()
@@ -35,7 +37,7 @@ def main() -> None:
     # The application's objects are permanent: later collections, which delay callers, need not scan them.
     gc.freeze()
     listener = listen(app.state.services.metrics.registry, settings)
-    with suppress(KeyboardInterrupt):  # uvicorn has stopped in its own way, and then raises the signal again
+    with suppress(KeyboardInterrupt):  # after its own shutdown uvicorn raises the signal again
         Server(server_config(app, settings), app.state.services).run()
     if listener is not None:
         listener.close()

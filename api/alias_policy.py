@@ -1,5 +1,5 @@
-"""Notices about policies: at submission of a job the gates that apply to its alias, the inputs that are missing, and
-gates that cannot pass; the last also when a policy is stored or assigned.
+"""Notices about policies. A job's submission reports the gates that apply to its alias, the inputs that are missing,
+and gates that cannot pass; storing or assigning a policy reports such gates too.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def describe_judgement(
         services: the API's services.
         view: the view of the job's tenant.
         artifact: whether the job publishes, and the alias that it moves.
-        base: name of the job's base. parent: the adapter that the job continues from. The first adapter of a new alias is
-            compared with one of them.
+        base: name of the job's base. parent: the adapter that the job continues from. The first
+            adapter of a new alias is compared with its parent or base.
         preflight: record of the job's preflight; None for an import.
     """
     if not artifact.publish or artifact.alias is None:
@@ -94,15 +94,15 @@ def find_hopeless(
     Args:
         services: the API's services.
         view: the view of the tenant that uses the policy.
-        policy: its gates and runs.
-        preflight: record of a job's preflight, by which its training is judged, too.
+        policy: the policy, with its gates and runs.
+        preflight: record of a job's preflight; with it, gates on the training are examined too.
         is_imported: whether the adapter was not trained here.
         compares: whether there is an incumbent.
-        parents: the runs by which the parent was judged, if the gate `forget` asks them.
+        parents: the runs by which the parent was judged, if the gate `forget` uses them.
     """
     facts = {}
     for name, template in {**policy.runs, **(parents or {})}.items():
-        # A run whose eval or file is missing has a notice of its own at submission.
+        # Submission has a separate notice for a run whose eval or file is missing.
         with suppress(NotFound, InvalidRequest):
             facts[name] = _facts(services, view, template)
     items = {name: facts[name].items for name in parents or {} if name in facts}
@@ -115,7 +115,7 @@ def find_hopeless(
 
 
 def _parents_runs(view: TenantView, policy: GatePolicy, parent_id: str | None) -> dict[str, RunTemplate]:
-    """Return the runs of the parent's newest receipt, by their names as evidence, if the gate `forget` asks them."""
+    """Return the runs of the parent's newest receipt, by their names as evidence, if the gate `forget` uses them."""
     asks = policy.gates.forget is not None and policy.gates.forget.applies
     judged_by = view.policies.of_newest_receipt(parent_id) if asks and parent_id else None
     if judged_by is None:

@@ -1,5 +1,5 @@
-"""Fetches the catalogue's bases in the background, hub models and merged ones, for an API that does not share a folder
-with the other tiers.
+"""Fetches the catalogue's bases in the background, hub models and merged models, for an API that does not share a
+folder with the other tiers.
 
 A job is checked against its base's config, tokenizer and tensor headers, so the API needs the files; a request never waits for a download.
 """
@@ -16,7 +16,7 @@ from shared.errors import MensError
 from shared.settings import Settings
 
 POLL_SECONDS = 60.0
-"""How often the catalogue is searched for bases that are new, or that could not be fetched before."""
+"""Seconds between two searches of the catalogue for bases that are new or that could not be fetched before."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class BaseFetcher:
         self._thread.start()
 
     def close(self) -> None:
-        """Start no further download."""
+        """Do not start further downloads."""
         self._done.set()
 
     def fetch_missing(self) -> None:
@@ -69,6 +69,6 @@ class BaseFetcher:
             try:
                 self.fetch_missing()
             except Exception:
-                # E.g. a catalogue that is being written.
+                # For example, the catalogue is being written.
                 logger.exception("the catalogue could not be checked; the check is repeated")
             self._done.wait(POLL_SECONDS)

@@ -1,8 +1,8 @@
-"""Body buffers: limits the bytes of request bodies that each tenant holds in an API process, so that none fills its
-memory.
+"""Body buffers: a limit on the bytes of request bodies that each tenant holds in an API process, so that one tenant
+cannot fill its memory.
 
-A body counts from its first byte, or from the beginning with the length that it declares, until its request has been answered.
-Uploads do not count: they go to storage piece by piece.
+A body counts until its request has been answered: with its declared length from the beginning, otherwise as its bytes
+arrive. Uploads do not count: they go to storage piece by piece.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class BodyBuffers:
     """Counts the body bytes that one process holds. Used in one event loop at a time.
 
     Args:
-        max_bytes: most bytes of one tenant at once.
+        max_bytes: largest number of bytes of one tenant at once.
     """
 
     def __init__(self, max_bytes: int) -> None:

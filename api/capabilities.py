@@ -58,7 +58,8 @@ def capabilities_here(sandbox: str) -> CapabilityMatrix:
     """Return the matrix of this installation.
 
     Args:
-        sandbox: the sandbox that code runs in here, or why it runs in none; a sentence without its full stop.
+        sandbox: a sentence without its full stop that names the sandbox in which code runs here, or the reason why code
+            does not run.
     """
     rows = (
         row.model_copy(update={"mens": f"{row.mens}; here {sandbox}"}) if row.id == "code_of_graders" else row

@@ -3,7 +3,7 @@ with responses that do not need the application.
 
 uvicorn's own protocol does not limit the size of a request's head, the time for receiving it, or the bytes that a
 client keeps sending after its response; and its limit on connections refuses every client while strangers hold idle
-ones.
+connections.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ MAX_PIPELINED = 16
 
 Headers = list[tuple[bytes, bytes]]
 KnownResponse = Callable[[bytes, Headers], bytes | None]
-"""Returns status line and headers of the response, which has no body, for a URL as sent and headers with names in lower
-case; None if it is not known at once."""
+"""Function that returns the status line and headers of a response without a body; None if the response is not known at
+once. Its arguments are the URL as sent, and the request's headers with names in lower case.
+"""
 
 
 def no_known_response(_url: bytes, _headers: Headers) -> bytes | None:
-    """Answer nothing at once, for an application that answers everything itself."""
+    """Return None, for an application that answers every request itself."""
     return None
 
 
@@ -65,7 +66,7 @@ class Connections:
     draining: dict[ClientConnection, None] = field(default_factory=dict)
 
     def first_to_close(self) -> ClientConnection | None:
-        """Return the connection to close in favour of a new one; None if all have a request in progress."""
+        """Return the connection to close in favour of a new one; None if every connection has a request in progress."""
         return next(chain(self.draining, self.idle), None)
 
     def forget(self, connection: ClientConnection) -> None:
@@ -79,7 +80,7 @@ class ClientConnection(HttpToolsProtocol):
 
     Args:
         shared: state shared with the server's other connections.
-        more: uvicorn's arguments.
+        more: arguments that uvicorn passes to a connection.
     """
 
     def __init__(self, shared: Connections, **more: Any) -> None:
@@ -96,8 +97,8 @@ class ClientConnection(HttpToolsProtocol):
     # -- the connection --------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept a connection. Over the limit, close a draining one for it, or else the one that has been idle longest;
-        if all have requests in progress, refuse it.
+        """Accept a connection. Over the limit, close another connection for it: a draining one, or else the one that
+        has been idle longest. If all connections have requests in progress, refuse the new one.
         """
         self._closing = cast(asyncio.Transport, transport)
         super().connection_made(cast(asyncio.Transport, _DrainedTransport(self._closing, self)))
@@ -157,7 +158,7 @@ class ClientConnection(HttpToolsProtocol):
     # -- received data -------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Parse received data. The parser keeps an unfinished line, so bytes that do not complete one count too."""
+        """Parse received data. The parser keeps an unfinished line, so its bytes count too."""
         if self._is_draining or self._is_full:
             return
         self._unparsed += len(data)
@@ -196,7 +197,7 @@ class ClientConnection(HttpToolsProtocol):
             raise _HeadTooLargeError
         self._phase, self._unparsed = Phase.BODY, 0
         self._clear_deadline()
-        self._unset_keepalive_if_required()  # from a response sent at once, to a request in the same piece
+        self._unset_keepalive_if_required()  # left by a response that was sent at once, to a request in the same piece
         self._shared.idle.pop(self, None)
         self._is_answered = self._answer_at_once()
         if not self._is_answered:
@@ -234,8 +235,8 @@ class ClientConnection(HttpToolsProtocol):
     def _answer_at_once(self) -> bool:
         """Send a response that is already known; return False if the application has to answer.
 
-        Not while an earlier response is in progress, or while the client does not read: the data that waits to be sent
-        stays bounded.
+        No response is sent while an earlier one is in progress, or while the client does not read, so that the data
+        that waits to be sent stays bounded.
         """
         is_next = self.cycle is None or self.cycle.response_complete
         if not is_next or self.flow.write_paused or self.parser.get_method() != b"GET":
@@ -252,7 +253,7 @@ class ClientConnection(HttpToolsProtocol):
         return True
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle  # uvicorn keeps the latest one, which may be waiting
+        self._running = cycle  # uvicorn keeps the latest request, which may be waiting
         super()._start_asgi_task(cycle, app)
 
     def _end_requests(self) -> None:
@@ -302,8 +303,8 @@ class ClientConnection(HttpToolsProtocol):
             self._deadline = None
 
     def _on_deadline(self) -> None:
-        """Close a connection whose head, or the rest of whose request, has not arrived; one that sent nothing gets no
-        answer.
+        """Close a connection if the head or the rest of its request has not arrived in time; a client that sent nothing
+        gets no answer.
         """
         if self._phase is Phase.HEAD and not self._is_draining:
             self._refuse(_head_too_slow(self._shared.settings.head_seconds))

@@ -1,4 +1,5 @@
-"""Errors → HTTP: the single table of statuses, OpenAI's error shape with our own block `mens`, field paths.
+"""Converts errors to HTTP: the single table of statuses, OpenAI's error shape with our own block `mens`, and field
+paths.
 
 {"error": {"message", "type", "param", "code", "mens": {"code", "remedy", "details", "retryable"}}}
 
@@ -105,7 +106,9 @@ def declared(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 def declared_of_other_type(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """Return the same for a route with another media type: FastAPI would otherwise declare its errors in that type."""
+    """Return error responses for the OpenAPI document of a route with another media type: FastAPI would otherwise
+    declare its errors in that type.
+    """
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{answer.__name__}"}}}
     responses = declared(answer).items()
     return {status: {"description": error["description"], "content": content} for status, error in responses}
@@ -173,7 +176,7 @@ def status_of(error: MensError) -> int:
 
 
 def headers_of(error: MensError, status: int) -> dict[str, str]:
-    """Return the headers that tell whether to retry. OpenAI's clients retry 409 and 5xx unless a header forbids it."""
+    """Return the headers that say whether to retry. OpenAI's clients retry 409 and 5xx unless a header forbids it."""
     if isinstance(error, errors.TooMany):
         return limit_headers(error.details)
     if error.retryable:
@@ -246,7 +249,7 @@ def _meant(path: str, pydantic_errors: Sequence[Mapping[str, Any]], *, is_in_con
     Args:
         path: the unknown field's path.
         pydantic_errors: the faults, its own first.
-        is_in_contract: whether it is within the fine-tune contract.
+        is_in_contract: whether the field is within the fine-tune contract.
     """
     block, _, inner = path.partition(".")
     if is_in_contract and inner:
@@ -266,7 +269,7 @@ def _meant(path: str, pydantic_errors: Sequence[Mapping[str, Any]], *, is_in_con
 def _not_json(fault: Mapping[str, Any], body: object, remedy: str) -> InvalidRequest:
     """Return the error for a body that FastAPI could not parse, with the place where the JSON becomes invalid."""
     position = fault["loc"][-1]
-    # Python counts characters; the caller's editor and the model routes' errors count bytes.
+    # Python counts characters, but the caller's editor and the errors of model routes count bytes.
     byte = len(body[:position].encode(errors="surrogatepass")) if isinstance(body, str) else position
     reason = str(fault.get("ctx", {}).get("error", "")) or "it cannot be parsed"
     return InvalidRequest(
@@ -357,7 +360,8 @@ def _allowed_methods(request: Request) -> list[str]:
 NOT_JSON = "json_invalid"
 """FastAPI's fault type for a body that is not JSON."""
 UNKNOWN_PARAMETER = "unknown_parameter"
-"""Our fault type for a query parameter that a route does not have; its context names those that it has."""
+"""Our fault type for a query parameter that a route does not have; its context names the parameters that the route has.
+"""
 UNKNOWN_KIND = "unknown_kind"
 """Our fault type for a body whose ``kind`` the route does not have; pydantic gives it no field."""
 OUTSIDE = ("path", "query", "header")
@@ -377,7 +381,7 @@ def describe_faults(errors: Iterable[Mapping[str, Any]], sent: object) -> dict[s
     faults: dict[str, list[str]] = {}
     for error in errors:
         location = [part for part in error["loc"] if part != "body"]
-        if location and location[0] in OUTSIDE:  # not in the body, so it has no branches to leave out
+        if location and location[0] in OUTSIDE:  # this part is not in the body, so it has no branches to leave out
             path = ".".join(map(str, location[1:]))
         else:
             path = _path(location, sent, keep_last=error["type"] == "missing")
@@ -388,9 +392,7 @@ def describe_faults(errors: Iterable[Mapping[str, Any]], sent: object) -> dict[s
 
 
 def _path(location: list[Any], sent: object, *, keep_last: bool) -> str:
-    """Return the parts of a location that are fields of the body; a missing field is named although it is not in the
-    body.
-    """
+    """Return the parts of a location that are fields of the body, including a missing field."""
     fields: list[str] = []
     for index, part in enumerate(location):
         if (isinstance(sent, dict) and part in sent) or (

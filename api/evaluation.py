@@ -106,13 +106,15 @@ def submit_run(
             terms,
         )
         if inline is not None and job.extra["items_file"] != file.id:
-            # The run of an earlier request with the same key, which has a file of its own.
+            # This is the run of an earlier request with the same key, which has a file of its own.
             view.files.delete(file.id, services.storage.delete_blob)
         return job
 
 
 def read_content(services: Services, plan: EvaluationPlan) -> list[SourceItem] | None:
-    """Return the rows that were sent in a run's request; None if they came as a file, or were deleted since."""
+    """Return the rows that were sent in a run's request; None if the request named a file, or the rows were deleted
+    since.
+    """
     if not plan.items.inline:
         return None
     try:
@@ -221,7 +223,7 @@ def _check_criteria(services: Services, spec: EvalSpec) -> None:
     """Check that every criterion can run here; code is compiled in a sandbox of its own.
 
     Raises:
-        InvalidRequest: as from `check_runnable`, with the criterion as ``param``.
+        InvalidRequest: the error of `check_runnable`, with the criterion as ``param``.
     """
     with ExitStack() as stack:
         sandbox = None
@@ -268,7 +270,7 @@ def _stored_items(
     try:
         yield file, source.content
     except BaseException:
-        # Whatever ended the request: no run refers to the file, so nothing else would delete it.
+        # Delete the file for any exception: without a run that refers to it, it would stay permanently.
         view.files.delete(file.id, services.storage.delete_blob)
         raise
 
@@ -292,7 +294,7 @@ def _check_request(services: Services, file: File, plan: EvaluationPlan) -> None
     sent.
 
     Raises:
-        InvalidRequest: as from `api.inference.request_validation`.
+        InvalidRequest: an error of `api.inference.request_validation`.
     """
     if not plan.models or plan.input_messages is None:
         return
@@ -309,7 +311,9 @@ def _check_request(services: Services, file: File, plan: EvaluationPlan) -> None
 
 
 def _estimate(plan: EvaluationPlan, report: ItemsReport) -> dict[str, Any]:
-    """Estimate a run's cost: requests exactly, prompt tokens roughly, answer tokens at most."""
+    """Estimate a run's cost: the exact number of requests, the approximate number of prompt tokens, and the largest
+    number of answer tokens.
+    """
     judges = sum(1 for criterion in plan.testing_criteria if criterion.type in ("score_model", "label_model"))
     models = len(plan.models) + plan.noise_floor
     requests = plan.answers * models

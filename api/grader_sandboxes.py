@@ -1,4 +1,4 @@
-"""Python graders of the API: a sandbox for each run, never shared by two callers at a time."""
+"""Python graders of the API: each run has a sandbox, and two callers never share one at the same time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from shared.sandbox.probe import report_of_machine
 
 RUNS_AT_ONCE = 4
 RUNS_OF_A_TENANT = 1
-"""Concurrent runs of one tenant: further ones wait, without delaying other tenants' runs as long as a place is free."""
+"""Largest number of concurrent runs of one tenant. Its further runs wait, and do not delay other tenants' runs as long
+as a place is free.
+"""
 KEPT = 2
 """Sandboxes kept for the next run: a start takes a tenth of a second."""
 
@@ -35,7 +37,7 @@ class GraderSandboxes:
         self._of_tenant: defaultdict[str, CapacityLimiter] = defaultdict(lambda: CapacityLimiter(RUNS_OF_A_TENANT))
 
     def report(self) -> SandboxReport:
-        """Return this machine's sandbox report; the first call blocks for about a second."""
+        """Return the report on this machine's sandbox; the first call blocks for about a second."""
         return report_of_machine(self._choice)
 
     @asynccontextmanager

@@ -44,7 +44,7 @@ from shared.settings import read_settings
 
 VERSION = "0.1.0"
 KEYED_ROUTERS = (
-    chat.router,  # first: routes are tried in order, and its callers wait for a first token
+    chat.router,  # first: routes are tried in order, and callers of these routes wait for a first token
     files.router,
     rows.router,
     uploads.router,
@@ -97,7 +97,7 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
     errors.install(app)
     app.include_router(health.router)
     if app.state.services.settings.console:
-        console_files()  # read now: a faulty installation fails at its start, and no request waits for it
+        console_files()  # read now, so that a faulty installation fails at its start and no request waits
         app.include_router(console.router)
         app.include_router(sign_ins.keyless_router, dependencies=[KNOWN_PARAMETERS])
         app.include_router(single_sign_on.router, dependencies=[KNOWN_PARAMETERS])

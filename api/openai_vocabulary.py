@@ -32,7 +32,7 @@ FAULTS = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_p
 
 
 def openai_code(error: MensError) -> str | None:
-    """Return OpenAI's code; ours if it has none, and None for a request without a wrong field, as with OpenAI."""
+    """Return OpenAI's code; our own code if OpenAI has none; None for a request without a wrong field, as at OpenAI."""
     if error.code not in FIELD_CODES:
         return CODES.get(error.code, str(error.code))
     fault = str(error.details.get("fault", ""))

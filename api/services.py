@@ -62,13 +62,13 @@ from shared.worker_registry import WorkerRegistry
 
 JOIN_THREADS = 4
 PROVIDER_THREADS = 4
-"""Threads that wait for the identity provider; none of those that answer other requests."""
+"""Number of threads that wait for the identity provider; they do not answer other requests."""
 
 
 @dataclass
 class ShutdownFlag:
-    """Flag that the process is shutting down. Not an event: a signal handler sets it, and a lock could block that
-    permanently.
+    """Flag that the process is shutting down. It is not a ``threading.Event``: a signal handler sets it, and the
+    event's lock could block the handler permanently.
     """
 
     has_begun: bool = False
@@ -149,7 +149,7 @@ class Services:
         policies.assign(SERVER_SCOPE, stored.digest, author, f"the file {path.name}")
 
     async def close(self) -> None:
-        """End the background tasks and close every connection; a part is closed before the parts that it uses."""
+        """End the background tasks and close every connection; each part is closed before the parts that it uses."""
         gateway = self.gateway
         self.base_fetcher.close()
         self.file_reports.close()
@@ -183,7 +183,7 @@ def make_services(
 
     Args:
         settings: settings of the process.
-        job_queue: replaces the one that the settings define; the following arguments likewise.
+        job_queue: replaces the job queue that the settings define; so do the following arguments.
         limiter: limiter of keys.
         meter: meter of usage.
         replica_limits: limits of the serving tier.
@@ -247,7 +247,7 @@ def make_services(
 
 
 def _observe(services: Services) -> None:
-    """Let scrapes read the values that no request counts."""
+    """Let scrapes read the values that are not counted by requests."""
     metrics, pool, workers = services.metrics, services.replicas, services.workers
     metrics.watch_streams(lambda: services.event_feed.open_streams)
     metrics.registry.register(
@@ -282,6 +282,6 @@ ServicesDep = Annotated[Services, Depends(get_services)]
 
 
 def replica_facts(replica: Replica) -> ReplicaFacts:
-    """Return what the stream of changes says of a replica."""
+    """Return a replica's facts for the stream of changes."""
     base = replica.serves.base if replica.serves else None
     return ReplicaFacts(name=replica_name(replica.url), base=base, state=replica.state)

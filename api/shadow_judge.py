@@ -35,7 +35,7 @@ from shared.statistics.sequential import is_worse
 
 STORE_SECONDS = 1.0
 MOST_CHARACTERS = 32_000
-"""Most characters of both answers together: graders read them in this process."""
+"""Largest number of characters of both answers together: graders read them in this process."""
 KEPT_EVALS = 256
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class ShadowJudge:
             await self._store()
 
     async def _store(self) -> None:
-        """Add the waiting counts to the database; counts that it does not accept keep waiting."""
+        """Add the waiting counts to the database; counts that the database does not accept keep waiting."""
         waiting, self._waiting = self._waiting, {}
         for (tenant, pair), counts in waiting.items():
             try:

@@ -193,10 +193,10 @@ def submit_rows(
         services: the API's services. view: the view of the tenant whose job it is.
         rows: rows of the training file.
         flat: the contract, by flat keys (`shared/contract/flat_keys.py`).
-        request: makes the job request of the contract. labels, idempotency_key, terms: as in :func:`submit_finetune`.
+        request: makes the job request from the contract. labels, idempotency_key, terms: as in :func:`submit_finetune`.
 
     Raises:
-        MensError: as :func:`submit_finetune`; the file is removed then.
+        MensError: the errors of :func:`submit_finetune`; the file is removed then.
     """
     # Checked before anything is stored, when the file's id is not known yet.
     parse_contract(from_flat(flat | {"train_file": "inline"}))
@@ -209,7 +209,7 @@ def submit_rows(
     try:
         contract = parse_contract(from_flat(flat | {"train_file": file.id}))
         job_request = replace(request(contract), has_auto_rules=True)
-        # Not the plan, because the file has another id each time.
+        # The plan is not compared, because the file has another id each time.
         sent = {
             "rows": sha256,
             "flat": flat,
@@ -223,15 +223,15 @@ def submit_rows(
     except DatasetInvalid as error:
         raise _of_inline_rows(error) from None
     finally:
-        # Refused, or the job of an earlier request, which has a file of its own.
+        # The job was refused, or it is the job of an earlier request, which has a file of its own.
         if job is None or job.contract["data"]["train_file"] != file.id:
             view.files.delete(file.id, services.storage.delete_blob)
     return job
 
 
 def _with_auto_rules(request: JobRequest, base: BaseModelEntry, train: InputFile) -> JobRequest:
-    """Return the request with the auto rules for what its contract leaves open, as `mens train` sets them; unchanged with a
-    preset or domain, which decide instead.
+    """Return the request with the auto rules for the fields that its contract leaves open, as `mens train` sets them.
+    With a preset or domain, which decide these fields, the request is unchanged.
     """
     if request.preset or request.domain:
         return request
@@ -314,8 +314,8 @@ def submit_import(
     """Plan an import, write the job, and enqueue it. The files are read by the worker.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND`` or ``FILE_NOT_FOUND``. ContractRejected: it cannot be published, or its alias
-            cannot be moved.
+        NotFound: ``MODEL_NOT_FOUND`` or ``FILE_NOT_FOUND``. ContractRejected: the adapter cannot be published, or its
+            alias cannot be moved.
         InvalidRequest: ``MERGE_REJECTS_BURN_BIN``.
     """
     catalog = services.catalog()
@@ -361,9 +361,9 @@ def submit_judgement(
         services: the API's services.
         view: the view of the tenant whose alias it is.
         adapter_id: id of a published adapter.
-        alias: the alias that it would answer for.
+        alias: the alias that the adapter would answer for.
         policy_name: name or digest of a policy; None: the policy that governs the alias.
-        cycles: id of a file of cycles; None: without.
+        cycles: id of a file of cycles; None: without cycles.
         idempotency_key: the same key and request give the same job.
 
     Raises:
@@ -432,7 +432,7 @@ def submit(services: Services, view: TenantView, submission: Submission, terms: 
     """Write a job and enqueue it; the job of an earlier request with the same key is returned unchanged.
 
     Raises:
-        MensError: as :meth:`shared.database.jobs.Jobs.submit`.
+        MensError: the errors of :meth:`shared.database.jobs.Jobs.submit`.
     """
     if terms != DEFAULT_TERMS:
         digest = digest_json({"request": submission.request_digest, "terms": terms.model_dump()})

@@ -61,13 +61,15 @@ def lay_over(sections: Sections, overrides: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def add_answer_models(sections: Sections, files: Iterable[Path]) -> None:
-    """Add the models of other servers that wrote rows of files, by the provenance of these, to the models that the contract names.
+    """Add the models of other servers that wrote rows of files, according to the files' provenance, to the models that
+    the contract names.
 
-    Entries that are too long are cut in the middle. Those that do not fit are counted in one entry; there stays room for one of a parent.
+    Long entries are shortened in the middle. If there are too many, one entry counts the rest; one place stays free for
+    a parent's entry.
     """
     stated = sections.get("provenance", {}).get("answer_models") or []
     if not isinstance(stated, list) or not all(isinstance(model, str) for model in stated):
-        return  # refused with the rest of the contract
+        return  # refused later, with the rest of the contract
     models = sorted({_cut(model) for path in files for model in stated_terms(path)} - set(stated))
     if not models:
         return

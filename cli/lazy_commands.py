@@ -58,7 +58,8 @@ def _import(target: str) -> Any:
 def _load_entry_point(name: str) -> Any:
     from importlib.metadata import distribution
 
-    # Those of Mens alone: reading what every installed package declares takes longer than the command.
+    # Only entry points of Mens are read: reading the entry points of every installed package takes longer than the
+    # command.
     points = distribution("mens").entry_points.select(group=ENTRY_POINT, name=name)
     if not points:
         raise Unavailable(

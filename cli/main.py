@@ -267,7 +267,9 @@ def main() -> None:
 
 
 def _missing_package(error: ModuleNotFoundError) -> MensError:
-    """Return the error of a command that needs more than the extra `cli`, which has what commands need that call an API."""
+    """Return the error of a command that needs more than the extra `cli`, which is sufficient only for commands that
+    call an API.
+    """
     package = str(error.name).partition(".")[0]
     return Unavailable(
         Code.PROGRAM_FAILED,

@@ -21,9 +21,9 @@ SHORT_IDS = (
     # Ids of one day begin alike, so their end tells them apart.
     (re.compile(r"\b(ftjob|file|receipt)(-)[0-9a-z]{20}([0-9a-z]{6})\b"), rf"\1\2{LEFT_OUT}\3"),
 )
-"""Long ids of adapters and of rows, and what is shown of them where a terminal is narrow."""
+"""Patterns of long ids of adapters and rows, and the parts that a narrow terminal shows."""
 TERMINAL_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Control characters but the line break and the tab, and those that change the direction of a line."""
+"""Control characters except the line break and the tab, and characters that change the direction of a line."""
 UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
@@ -106,7 +106,7 @@ class TableForm(NamedTuple):
 def _fitting(
     columns: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str], width: int
 ) -> TableForm | None:
-    """Return the first form that a terminal has room for; None if it has for none."""
+    """Return the first form that fits into the terminal; None if none fits."""
     whole, short = [list(row) for row in rows], [[shorten_ids(value) for value in row] for row in rows]
     if (form := _form(columns, list(range(len(columns))), whole, width)) and _is_unwrapped(form, columns):
         return form
@@ -118,7 +118,7 @@ def _fitting(
 
 
 def _form(columns: Sequence[str], indices: list[int], rows: list[list[str]], width: int) -> TableForm | None:
-    """Return a table with values wrapped between words where they need it; None if the words have no room."""
+    """Return a table whose values are wrapped between words if necessary; None if even the single words do not fit."""
     cells = list(zip([columns[index] for index in indices], *rows, strict=True))
     least = [max(len(word) for value in column for word in (value.split() or [""])) for column in cells]
     natural = [max(map(len, column)) for column in cells]

@@ -1,5 +1,5 @@
-"""This machine as a place to train: its GPU, or its main memory if it has none; this process loads neither torch nor
-CUDA.
+"""This machine as a place to train: its GPU, or its main memory if it has none; torch and CUDA are not loaded in this
+process.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def this_machine(
 
     Args:
         device: ``cpu``, ``cuda``, or ``auto``: a GPU if this machine has one.
-        vram_bytes: memory of a GPU that may be elsewhere; None: that of the smallest GPU of this machine.
+        vram_bytes: memory of a GPU that may be elsewhere; None: the memory of this machine's smallest GPU.
         origin: source of ``device``.
         limits: limits of the serving tier.
 
     Raises:
-        InvalidRequest: ``SETTINGS_INVALID``: the share of the GPU's memory that is the trainer's.
+        InvalidRequest: ``SETTINGS_INVALID``: the setting of the trainer's share of the GPU's memory.
     """
     if device == "cpu":
         return _cpu(origin, limits)
@@ -41,7 +41,7 @@ def this_machine(
 
 
 def share_note(machine: Machine) -> str | None:
-    """Return a note if a machine's whole GPU is planned for, because no setting says how much of it is the trainer's.
+    """Return a note if the plan uses a machine's whole GPU because no setting limits the trainer's share.
 
     Args:
         machine: :func:`this_machine`, with the memory of its own GPU.

@@ -21,7 +21,7 @@ def parse_time(text: str, *, ahead: bool) -> str:
 
     Args:
         text: the user's input.
-        ahead: whether a duration is counted from now on; else back from now.
+        ahead: whether a duration is counted forward from now; otherwise backward.
 
     Raises:
         ValueError: the text is not a time.

@@ -15,11 +15,11 @@ REASONS = {
     "less_than_equal": "{input!r} is more than {le}",
     "less_than": "{input!r} is not less than {lt}",
 }
-"""By pydantic's type of a fault."""
+"""Reasons by pydantic's type of a fault."""
 
 
 def reword(error: Any) -> None:
-    """Give a usage error of Typer a message that names the value, if a value is what is wrong."""
+    """Give a usage error of Typer a message that names the value, if the error is about a value."""
     faults = getattr(error.__cause__, "errors", None)
     if not faults:
         return

@@ -25,7 +25,7 @@ def _component(name: str, package: dict[str, str]) -> dict[str, Any]:
     return {
         "bom-ref": purl,
         "description": "A library of the web console, as api/console/vendor/vendored.json pins it.",
-        "hashes": [{"alg": "SHA-512", "content": digest}],  # of npm's archive, as those of Python's packages are
+        "hashes": [{"alg": "SHA-512", "content": digest}],  # hash of npm's archive
         "licenses": [{"license": {"id": package["license"]}}],
         "name": name,
         "purl": purl,

@@ -1,7 +1,8 @@
-"""Makes the console's libraries again from npm, as `api/console/vendor/vendored.json` pins them: ``python -m scripts.console_vendor``.
+"""Creates the console's libraries again from npm, in the versions that `api/console/vendor/vendored.json` pins:
+``python -m scripts.console_vendor``.
 
-The browser gets these files as they are: Mens has no bundler, and needs Node neither to be installed nor to run. To move a version,
-write it and npm's sha512 (`npm view PACKAGE dist.integrity`) into the list, delete the digest of the file, and run this.
+The browser gets these files unchanged: Mens has no bundler, and does not need Node. To change a version, write it and
+npm's sha512 (`npm view PACKAGE dist.integrity`) into the list, delete the digest of the file, and run this module.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main(folder: Path = FOLDER) -> None:
 
 
 def _fetched(name: str, package: dict[str, Any], place: Path) -> Path:
-    """Return the folder of a package's content, once npm's digest of its archive is checked."""
+    """Return the folder with a package's content, after checking its archive by npm's digest."""
     npm = shutil.which("npm")
     if npm is None:
         raise SystemExit("Install npm (Debian: apt-get install npm): the libraries come from its registry.")
@@ -59,8 +60,8 @@ def _fetched(name: str, package: dict[str, Any], place: Path) -> Path:
 def _rewritten(path: Path, file: dict[str, Any]) -> bytes:
     """Return a file's content after its rewrites, each of which must match exactly once.
 
-    An import of a package by name would need an import map, and this a hash in the page's content security policy. The maps of
-    sources are not here.
+    An import of a package by name would need an import map, which would need a hash in the page's content security
+    policy. References to source maps are removed, because those files are not included.
     """
     text = path.read_text()
     for old, new in file["rewrites"]:

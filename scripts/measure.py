@@ -1,6 +1,6 @@
 """Print the measures of the code and their targets: ``make measure``.
 
-A measure is a sign, not a law: where a target would make code worse, the code wins. CONTRIBUTING.md has the figures.
+A target is a guide, not a rule: if it would make code worse, ignore it. CONTRIBUTING.md has the figures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MeasuredFile:
     Attributes:
         path: path from the repository's root, with ``/``.
         lines: number of its lines.
-        comments: number of its lines that are a comment, or end with one.
+        comments: number of its lines that consist of a comment or end with one.
         functions: number of lines of each function and method, without decorators.
         single_callers: private functions that their module names once, apart from the definition.
         classes: names of its classes.
@@ -81,7 +81,7 @@ def _imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def repeated_classes(files: Iterable[MeasuredFile]) -> dict[str, list[str]]:
-    """Return the names that several classes have, with the paths of these."""
+    """Return the names that several classes share, with the classes' paths."""
     paths = defaultdict(list)
     for file in files:
         for name in file.classes:
@@ -102,7 +102,7 @@ def tiers_of_shared(files: Iterable[MeasuredFile]) -> dict[str, set[str]]:
 
 
 def _closure(modules: Mapping[str, MeasuredFile], *packages: str) -> set[str]:
-    """Return the modules that those of packages import, and so on."""
+    """Return the modules that packages import, directly and indirectly."""
     waiting = [name for name in modules if name.partition(".")[0] in packages]
     reached: set[str] = set()
     while waiting:
@@ -120,7 +120,7 @@ def sources() -> list[MeasuredFile]:
 
 
 def table(files: list[MeasuredFile]) -> Iterator[str]:
-    """Yield a line of measures per package, and one of all."""
+    """Yield one line of measures per package, and one for the whole source."""
     yield f"{'package':17}{'files':>7}{'lines':>9}{'functions':>11}{'median/p90':>12}{'one caller':>12}{'comments':>10}"
     for name in (*PACKAGES, "all"):
         own = [file for file in files if name in ("all", file.path.partition("/")[0])]

@@ -1,6 +1,6 @@
 """Writes the skill for agents, `docs/skill/`, from the commands and the error codes: ``python -m scripts.skill``.
 
-The introduction is written by hand, in `HEAD`. A test compares the folder with what this would write.
+The introduction is written by hand, in `HEAD`. A test compares the folder with the output of this module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m serving`: prepare the launch, print the chosen values, become vLLM.
+"""`python -m serving`: prepare the launch, print the chosen values, and replace this process by vLLM.
 
 Exit status 2 and one line on stderr if the replica may not start.
 """
@@ -18,7 +18,7 @@ EXIT_REFUSED = 2
 
 
 def main() -> None:
-    """Become vLLM, or exit with status 2 when the server may not start."""
+    """Replace this process by vLLM, or exit with status 2 if the server may not start."""
     try:
         launch = prepare(load_settings())
     except MensError as error:

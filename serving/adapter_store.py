@@ -54,8 +54,8 @@ class AdapterStore:
     Args:
         storage: storage of published adapters.
         base: the base model that is served.
-        base_folder: its files; the tensors' shapes are read from their headers, once.
-        cache: this process takes a folder of its own below it for the verified copies.
+        base_folder: the base's files; the shapes of its tensors are read from their headers, once.
+        cache: folder below which this process takes a folder of its own for the verified copies.
         max_rank: largest rank that the engine was started for.
         adapts_head: whether the engine accepts adapters of ``lm_head``.
         trusted_keys: public keys, one of which must have signed an adapter; None: signatures are not required.
@@ -92,9 +92,9 @@ class AdapterStore:
         """Return the verified adapter, copied into the cache first if necessary.
 
         Raises:
-            InvalidRequest: ``NAME_INVALID``: not an adapter id.
+            InvalidRequest: ``NAME_INVALID``: this is not an adapter id.
             NotFound: ``ADAPTER_NOT_FOUND``, or ``STORAGE_OBJECT_MISSING`` for one of its files.
-            ArtifactInvalid: with the code of its fault; it is never served.
+            ArtifactInvalid: the adapter is invalid, with the code of its fault; it is never served.
             Unavailable: ``STORAGE_FULL``.
         """
         digest = split_adapter_id(adapter_id)[1]
@@ -119,7 +119,7 @@ class AdapterStore:
             return adapter
 
     def cached(self) -> dict[str, int]:
-        """Return the sizes of all fetched adapters that were not removed, by their ids."""
+        """Return the sizes by id of all adapters that were fetched and not removed."""
         return {adapter.adapter_id: adapter.bytes for adapter in list(self._verified.values())}
 
     def is_stored(self, adapter_id: str) -> bool:
@@ -167,7 +167,7 @@ class AdapterStore:
         if self._trusted_keys is not None:
             self._check_signature(digest)
         twin_of = self.base.twin_of
-        # A twin has the weights that training on its original used, so the original's adapters belong on it.
+        # A twin has the weights that were used in training on its original, so the original's adapters fit it.
         if twin_of is None or manifest.base_digests != twin_of.digests:
             verify_base(manifest, self.base.digests)
         if manifest.rank > self._max_rank:
@@ -194,7 +194,7 @@ class AdapterStore:
         verify_signature(raw, digest, self._trusted_keys)
 
     def _install(self, digest: str, manifest: AdapterManifest) -> Path:
-        """Return the adapter's folder in the cache; a valid one of an earlier process is reused."""
+        """Return the adapter's folder in the cache; a valid folder from an earlier process is reused."""
         target = self._cache.folder / digest
         if target.is_dir() and not target.is_symlink():
             with suppress(MensError):
@@ -214,7 +214,7 @@ class AdapterStore:
         return target
 
     def _verify(self, folder: Path, manifest: AdapterManifest) -> None:
-        """Verify the files; a fault of the published bytes is remembered, so that they are not verified again."""
+        """Verify the files; remember a fault of the published bytes, so that they are not verified again."""
         try:
             verify_adapter(folder, manifest, self._base_tensors)
         except ArtifactInvalid as error:
@@ -223,7 +223,7 @@ class AdapterStore:
                 self._refused[manifest.digest] = error
             raise
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            # The digests match, so it was published like this: a file's content does not match its name.
+            # The digests match, so the adapter was published with a file whose content does not match its name.
             refusal = _broken(str(folder.name), f"a file cannot be read ({type(error).__name__})")
             self._refused[manifest.digest] = refusal
             raise refusal from error

@@ -1,11 +1,12 @@
-"""The engine's process on a CPU: a fork of the server's, made as soon as that has imported vLLM.
+"""The engine's process on a CPU: a fork of the server's process, made as soon as the server has imported vLLM.
 
-vLLM starts it as a new interpreter, which imports the same packages again: nearly half of a start's processor time, and
-twice their memory. The fork is made before the server has sockets, an event loop or signal handlers, and waits until
-vLLM starts its engine. Then it gets a new interpreter's inputs, environment included, and does what that would do.
+vLLM itself would start a new interpreter that imports the same packages again, which costs nearly half of a start's
+processor time and twice the packages' memory. The fork is made before the server has sockets, an event loop or signal
+handlers, and waits until vLLM starts its engine. Then it gets the inputs of such an interpreter, including the
+environment, and does the same work.
 
-With several threads PyTorch's OpenMP has to be loaded before all else, which a fork cannot do: the launch preloads it
-(`serving/openmp.py`), and if it could not, vLLM starts the engine itself. On a GPU vLLM's own way is used.
+With several threads, PyTorch's OpenMP library has to be loaded before all other libraries, which a fork cannot do: the
+launch preloads it (`serving/openmp.py`). If that was not possible, and on a GPU, vLLM starts the engine itself.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shared.host import exit_with_parent
 
 
 class EngineProcess(ForkProcess):
-    """A process that exists as soon as the object does, and does nothing before it is started."""
+    """A process that exists as soon as this object exists, and does nothing before it is started."""
 
     def __init__(self) -> None:
         # A daemon: a server that ends without an engine does not wait for it.
@@ -34,21 +35,22 @@ class EngineProcess(ForkProcess):
         self._receiver.close()
 
     def assign(self, target: Callable[..., object], kwargs: dict[str, Any]) -> None:
-        """Set the function that it will call."""
+        """Set the function that the process will call."""
         self._task = target, kwargs
 
     def start(self) -> None:
-        """Have it make its call, with this process's environment."""
+        """Let the process call its function, with the environment of the server."""
         self._sender.send((dict(os.environ), self._task))
         self._sender.close()
 
     def run(self) -> None:
-        """Wait for the call and make it."""
+        """Wait for the start, then call the function."""
         exit_with_parent()
         self._sender.close()
         environment, (target, kwargs) = self._receiver.recv()
         self._receiver.close()
-        # Only changed variables: a process finds the place of its title among the variables that it was started with.
+        # Only changed variables are set: a process looks for the place of its title among the variables that it was
+        # started with.
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment.items() - os.environ.items())
@@ -56,7 +58,7 @@ class EngineProcess(ForkProcess):
 
 
 class EngineContext(SpawnContext):
-    """vLLM's context for starting processes, whose first process exists already."""
+    """vLLM's context for starting processes; its first process already exists."""
 
     def __init__(self, process: EngineProcess) -> None:
         super().__init__()
@@ -74,7 +76,7 @@ class EngineContext(SpawnContext):
 
 
 def fork_engine_process(settings: ServingSettings) -> None:
-    """Fork the engine's process now, if possible, and have vLLM use it. The server calls this before all else."""
+    """Fork the engine's process now, if possible, and make vLLM use it. The server calls this first of all."""
     several_threads = (settings.serving_cpu_threads or 1) > 1
     if settings.serving_device != "cpu" or (several_threads and not preloads_openmp(os.environ)):
         return

@@ -1,7 +1,8 @@
 """A replica's metrics in addition to vLLM's: adapters, its self-test, refusals of the guard. docs/metrics.md has every
 name.
 
-They are in prometheus_client's own registry, which vLLM's ``/metrics`` shows; so a replica has one page for a scraper.
+They are in prometheus_client's default registry, which vLLM's ``/metrics`` shows; so a scraper reads a single page per
+replica.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """PyTorch's OpenMP library, loaded before all others in vLLM's processes on a CPU.
 
-A second OpenMP library in the process, such as the system's that vLLM's extension may load first, would leave PyTorch with one
-core (vllm-project/vllm#27369). vLLM sets ``LD_PRELOAD`` itself for a new interpreter; the launch sets it, so that the engine
-may also be a fork of the server.
+A second OpenMP library in the process, such as the system's that vLLM's extension may load first, would leave PyTorch
+with one core (vllm-project/vllm#27369). vLLM sets ``LD_PRELOAD`` only for a new interpreter; here the launch sets it,
+so that the engine may also be a fork of the server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 PRELOAD = "LD_PRELOAD"
 LIBRARIES = ("libgomp", "libomp", "libiomp")
-"""Beginnings of the file names of OpenMP libraries, PyTorch's usual one first."""
+"""Prefixes of the file names of OpenMP libraries; the one that PyTorch usually has comes first."""
 
 
 def preload_openmp(environment: Mapping[str, str]) -> dict[str, str]:

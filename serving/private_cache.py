@@ -1,8 +1,8 @@
 """A cache folder that belongs to one process, held by a lock; the engine reads adapters from it.
 
 An engine dies when it reads an adapter again whose files are gone. So only a process that knows every reader may remove
-files. Replicas may share a disk; hence each process has a folder of its own, held by a lock that ends with the process.
-The next process keeps the adapters there that are still published.
+files. Replicas may share a disk, so each process has a folder of its own, held by a lock that ends with the process.
+The next process that takes the folder keeps those of its adapters that are still published.
 
     <root>/<host>-0/<digest>/    an adapter's files
                     .lock        held by the process whose folder it is
@@ -26,11 +26,11 @@ LOCK_NAME = ".lock"
 class PrivateCache:
     """The first folder below ``root`` that no other process holds; created if necessary.
 
-    The host is part of its name: a lock on a shared disk need not be seen on another machine.
+    The host is part of its name, because a lock on a shared disk may not be visible on another machine.
 
     Args:
         root: parent of the folders of this installation's replicas.
-        keep: whether to keep an entry that an earlier process left, by its name; others are deleted at once.
+        keep: returns by name whether to keep an entry that an earlier process left; other entries are deleted at once.
     """
 
     def __init__(self, root: Path, keep: Callable[[str], bool]) -> None:
@@ -47,7 +47,7 @@ class PrivateCache:
 
     @contextmanager
     def incoming(self) -> Iterator[Path]:
-        """Yield a temporary folder inside, on the same disk; anything left in it at the end is deleted."""
+        """Yield a temporary folder inside the cache, on the same disk; its remaining content is deleted at the end."""
         with tempfile.TemporaryDirectory(dir=self.folder, prefix="incoming-") as private:
             yield Path(private)
 

@@ -23,11 +23,12 @@ def find_base(settings: ServingSettings) -> tuple[BaseModelEntry, Path]:
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``. InvalidRequest: ``CATALOG_INVALID``. Unavailable: ``HUB_UNAVAILABLE``, or the
-            storage is away.
+            storage does not respond.
         ArtifactInvalid: ``BASE_DIGEST_MISMATCH``: the digest of the catalogue's base differs from the one in the settings.
     """
     entry = load_catalog(settings.catalog_path).get(settings.serving_base)
-    # The engine keeps the base that it was started with. Without this check it would get adapters of a later base.
+    # The engine keeps the base that it was started with. Without this check it would get adapters of a base that was
+    # added later.
     if settings.serving_base_digest not in (None, entry.digest):
         raise ArtifactInvalid(
             Code.BASE_DIGEST_MISMATCH,

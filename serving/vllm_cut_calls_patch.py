@@ -1,8 +1,8 @@
 """Patch vLLM so that a complete response returns a truncated forced tool call as a call, as a stream does.
 
 vLLM (0.32) gives the markup of such a call as the content, with an empty list of calls; a stream of the same request
-gives the function's name and the arguments so far, as OpenAI does. Or it gives a call without the argument that is cut.
-So such an answer is read again as its stream is: piece by piece, by the parser of streams.
+gives the function's name and the arguments so far, as OpenAI does. Or it gives a call without the truncated argument.
+So such an answer is read again piece by piece, by the parser of streams.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from vllm.parser.abstract_parser import DelegatingParser
 logger = logging.getLogger(__name__)
 
 MOST_PIECES = 32
-"""Parsers of streams read all arguments so far again at each piece, and other requests wait meanwhile."""
+"""Largest number of pieces: at each piece, parsers of streams read all arguments so far again, and other requests wait
+meanwhile.
+"""
 
 
 class CallPiece(NamedTuple):
-    """Text of some tokens of an answer that follow one another."""
+    """Text of some consecutive tokens of an answer."""
 
     text: str
     tokens: tuple[int, ...] = (0,)
 
 
 def apply_patch() -> None:
-    """Make vLLM read cut calls in whole answers, in this process. Idempotent."""
+    """Make vLLM read truncated calls in complete answers, in this process. Idempotent."""
     parse = DelegatingParser.parse
     if getattr(parse, "reads_cut_calls", False):
         return
@@ -87,8 +89,9 @@ def is_forced(choice: Any) -> bool:
 
 
 def has_ended(tokenizer: Any, request: Any, tokens: Sequence[int]) -> bool:
-    """Return whether an answer ends with an end token, so that nothing has cut it. The request's own limits do not tell:
-    the end of the context cuts too. An answer with another end token is read again, and stays as it is.
+    """Return whether an answer ends with an end token, and is therefore complete. The request's own limits do not show
+    this, because the end of the context also truncates an answer. An answer that ends with another end token is read
+    again, with the same result.
     """
     # Not an attribute, because vLLM's two kinds of requests do not both have it.
     stops = vars(request).get("stop_token_ids") or ()
@@ -105,15 +108,17 @@ def is_json(text: str) -> bool:
 
 
 def pieces_of(tokenizer: Any, tokens: Sequence[int], output: str, content: str) -> list[CallPiece] | None:
-    """Return an answer's content in the pieces of its stream, its tokens; None if the tokens do not give its text.
+    """Return an answer's content in the pieces of its stream, which are its tokens; None if the tokens do not result in
+    its text.
 
     Args:
         tokenizer: the model's tokenizer.
         tokens: number of tokens of the whole output.
         output: the text of these tokens.
-        content: the end of the output, after its reasoning.
+        content: the part of the output after its reasoning.
     """
-    # vLLM decodes after the prompt, where SentencePiece's decoders keep the space that they leave out at a text's beginning.
+    # vLLM decodes an answer after its prompt, so SentencePiece's decoders keep the leading space, which they omit at
+    # the beginning of a text.
     prompt = tokenizer._tokenizer.encode("a", add_special_tokens=False).ids  # noqa: SLF001
     for before, skips_special in product((prompt, []), (False, True)):
         pieces = list(_decoded(tokenizer, before, tokens, skips_special))
@@ -148,9 +153,9 @@ def streamed(parser: Any, pieces: Sequence[CallPiece], request: Any) -> tuple[st
     """Return the content and the calls of an answer without reasoning, as a stream gives them.
 
     Args:
-        parser: a new one, because vLLM's have a state.
+        parser: a new parser, because vLLM's parsers have a state.
         pieces: the answer's pieces.
-        request: that it answers.
+        request: the request that the answer belongs to.
     """
     state = parser._stream_state  # noqa: SLF001
     state.reasoning_ended = state.prompt_reasoning_checked = True

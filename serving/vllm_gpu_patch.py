@@ -1,15 +1,16 @@
 """A patch of vLLM's LoRA on a GPU: the base's ``lm_head`` is not wrapped, so adapters of it are refused there.
 
 For prompt log-probabilities vLLM computes the logits of one request's prompt with the mapping of the batch's sampled
-rows to adapters, one row for each request (vLLM 0.32, both model runners; vllm issues 16668, 29955). By its source, on
-a GPU
+rows to adapters, one row for each request (vLLM 0.32, both model runners; vllm issues 16668, 29955). According to its
+source, on a GPU
 
-- row *i* of the prompt gets the adapter of the *i*-th sampled row, even another tenant's; rows after the last get none;
+- row *i* of the prompt gets the adapter of the *i*-th sampled row, which may belong to another tenant; later rows get
+  none;
 - with fewer rows of the prompt than sampled ones the kernels follow the mapping beyond their buffer, and write there.
 
-Both happen only if the logits go through a LoRA layer, which vLLM makes of every untied head, whether an adapter has
-weights for it or not. `serving/vllm_cpu_patch.py` corrects the mapping on a CPU, where `tests/vllm/test_cpu_patch.py`
-measures it; here the layer is left out.
+Both happen only if the logits pass through a LoRA layer. vLLM wraps every untied head in one, even if no adapter has
+weights for it. `serving/vllm_cpu_patch.py` corrects the mapping on a CPU, where `tests/vllm/test_cpu_patch.py` measures
+it; on a GPU the head is not wrapped.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
-"""A patch of vLLM for Qwen3.5: serves it without torchvision, as on a CPU, and serves adapters of `in_proj_z` alone.
+"""A patch of vLLM for Qwen3.5: serve it without torchvision, which a CPU installation lacks, and serve adapters that
+change only `in_proj_z`.
 
 vLLM's module of Qwen3.5 also has the vision part, and imports one function of pure arithmetic, `smart_resize`, from a
 module of transformers that imports torchvision. Without torchvision vLLM cannot even inspect the text-only class, and
 the server ends. transformers has the same function in its module for Pillow, so this patch provides a module of the
 first name with only this function. The vision part is never loaded (`--language-model-only`); any other code that looks
-for torchvision still finds it missing. The module is made at its first import, in each of vLLM's processes that needs
-it.
+for torchvision still finds it missing. The module is created at its first import, in each of vLLM's processes that
+needs it.
 
 vLLM computes `in_proj_qkv` and `in_proj_z` as one layer of four slices. It fills in slices for a module that an adapter
-does not change, but takes a missing first one for all four, and refuses the adapter (vLLM 0.32).
+does not change. But if the first slice is missing, it treats all four as missing, and refuses the adapter (vLLM 0.32).
 
-On a CPU with AMX it computes linear attention's convolution by an operator that refuses rows which are views of that
-layer's wider ones, as they are with LoRA, and the engine ends at its first prompt. This patch copies such rows.
+On a CPU with AMX, vLLM computes linear attention's convolution by an operator that accepts only contiguous rows. With
+LoRA the rows are views of that layer's wider rows, so the engine would end at its first prompt. This patch copies such
+rows.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ FUNCTION = "smart_resize"
 
 
 class PillowFinder(MetaPathFinder, Loader):
-    """Makes this one module, and finds no other."""
+    """Import finder that creates this module, and does not find any other."""
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
         """Return the module's spec; None for every other name."""
@@ -59,7 +61,9 @@ def _patch_slices() -> None:
         return
 
     def expand_packed_lora(layer: Any, lora_a: list[Any], lora_b: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Return A and B by slice; None if the adapter has none. Only a module that comes first has several slices."""
+        """Return the matrices A and B by slice; None if the adapter has none. Only the first module of a packed layer
+        has several slices.
+        """
         if lora_b[0] is not None:
             slices: tuple[list[Any], list[Any]] = expand(layer, lora_a, lora_b)
             return slices
@@ -82,7 +86,7 @@ def _patch_convolution() -> None:
         return
 
     def convolve_dense(*, x: torch.Tensor, **others: Any) -> torch.Tensor:
-        """Return the convolution of x, channels by tokens, whose tokens are copied unless they lie side by side."""
+        """Return the convolution of x (channels by tokens); x is copied first unless its tokens are adjacent in memory."""
         tokens = x.transpose(0, 1)
         if tokens.stride() != (tokens.shape[1], 1):
             # Not contiguous(): a single token's view counts as contiguous, whatever its stride.

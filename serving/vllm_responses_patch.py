@@ -1,7 +1,8 @@
 """A patch of vLLM's Responses API: refuse tool choices that nothing would enforce, as vLLM does in chats.
 
-vLLM answers them with plain text (0.32). Without a parser of tool calls it finds none in it; and only a structural tag
-holds a forced call to its function's schema, or a schema that the parser makes, as Mistral's does for chats alone.
+vLLM answers such requests with plain text (0.32). Without a parser of tool calls it does not find a call in the text.
+And a forced call follows its function's schema only by a structural tag, or by a schema from the parser, which
+Mistral's parser makes only for chats.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def unkept(parser: Any, choice: Any) -> str | None:
 
     Args:
         parser: vLLM's class that reads tool calls; None: the replica has none.
-        choice: choice of a request with tools.
+        choice: the tool choice of a request with tools.
     """
     if choice == "none":
         return None

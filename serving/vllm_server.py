@@ -1,7 +1,7 @@
 """`python -m serving.vllm_server OPTIONS`: vLLM's server for OpenAI's API, imported without garbage collections.
 
-On a GPU vLLM imports this module a second time in the process of its engine, which begins as a new interpreter: what is
-outside the conditions below runs there too.
+On a GPU the process of vLLM's engine is a new interpreter, which imports this module again: code outside the conditions
+below runs there too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A patch of vLLM's structured output: JSON cannot continue indefinitely with white space.
 
 vLLM allows either any white space between two tokens of JSON or none (``disable_any_whitespace``, which does not reach
-the arguments of tool calls; vLLM 0.32). None would keep a model from writing JSON as in its training, for most training
-rows have a space after colon and comma. So one character is allowed.
+the arguments of tool calls; vLLM 0.32). Without white space a model could not write JSON as in its training, because
+most training rows have a space after colon and comma. So one character is allowed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from xgrammar import GrammarCompiler
 
 MAX_WHITE_SPACE = 1
-"""Most characters in a row between two tokens of JSON."""
+"""Largest number of consecutive white-space characters between two tokens of JSON."""
 
 
 def bounded(tag: Any) -> Any:
-    """Bound the white space of a structural tag's JSON, in calls in XML too; JSON schemas themselves are left alone."""
+    """Bound the white space in the JSON of a structural tag, also in calls in XML; JSON schemas themselves stay
+    unchanged.
+    """
     if isinstance(tag, list):
         return [bounded(part) for part in tag]
     if not isinstance(tag, dict):

@@ -180,8 +180,8 @@ def available_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cg
     """Return the bytes that this process can still use: the machine's free memory, or the rest of its control group's.
 
     Args:
-        proc: as for `allowed_memory`.
-        groups: as for `allowed_memory`.
+        proc: the same as for `allowed_memory`.
+        groups: the same as for `allowed_memory`.
     """
     left = (max(0, limit - used) for limit, used in _group_limits(proc, groups))
     return min([_meminfo(proc, "MemAvailable"), *left])
@@ -191,8 +191,8 @@ def allowed_cores(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgrou
     """Return the cores that this process may use, at least one: those it may run on, or its control group's share.
 
     Args:
-        proc: as for `allowed_memory`.
-        groups: as for `allowed_memory`, but for the unified tree alone.
+        proc: the same as for `allowed_memory`.
+        groups: the same as for `allowed_memory`, but only for the unified tree.
     """
     runnable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shares = [float(runnable)]

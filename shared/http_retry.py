@@ -117,7 +117,7 @@ class Retries:
     pause: Callable[[float, Outcome], object] = _sleep
 
     def send(self, request: Callable[[], httpx.Response]) -> Outcome:
-        """Send a request until its outcome is not temporary; return the last outcome, whatever it is."""
+        """Send a request until its outcome is not temporary; return the last outcome, even a failure."""
         began, failures = time.monotonic(), 0
         while True:
             try:

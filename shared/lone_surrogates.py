@@ -20,7 +20,7 @@ def has_lone_surrogate(text: bytes) -> bool:
     """Return whether JSON contains half of a surrogate pair; for invalid JSON, whether it seems to.
 
     Args:
-        text: in UTF-8, or in UTF-16 or UTF-32, which Python's decoder accepts too.
+        text: the JSON in UTF-8, or in UTF-16 or UTF-32, which Python's decoder also accepts.
     """
     encoding = json.detect_encoding(text)
     if not encoding.startswith("utf-8"):

@@ -56,7 +56,7 @@ class TrainedWeights:
     """The weights that an adapter's training computed with.
 
     Attributes:
-        base_quant: how the base was held: ``none`` or ``nf4``.
+        base_quant: quantisation of the base: ``none`` or ``nf4``.
         double_quant: whether NF4's own scales were quantised too.
     """
 
@@ -198,7 +198,7 @@ def serving_remedy(base: str, served: Iterable[ServedBaseName]) -> str:
 
     Args:
         base: its name.
-        served: as in :func:`describe_unserved`. The command serves them too: `mens up` serves the bases that it names.
+        served: see :func:`describe_unserved`. The command serves them too: `mens up` serves the bases that it names.
     """
     originals = {served_base.name: served_base.twin_of for served_base in served}
     if original := originals.get(base):

@@ -26,8 +26,8 @@ EXIT_PAUSED = 10
 EXIT_CANCELLED = 11
 """The child process stopped, as requested; nothing more was written."""
 EXIT_PEER_LOST = 12
-"""One of several processes ended because another process or machine was lost; ``error.json`` says so unless a process
-recorded a better reason.
+"""One of several processes ended because another process or machine was lost; ``error.json`` has this reason unless a
+process recorded a better one.
 """
 STORAGE_EXITS = {Code.STORAGE_FULL: 13, Code.STORAGE_UNAVAILABLE: 14}
 """Exit codes for a disk on which even ``error.json`` could not be written."""
@@ -219,7 +219,7 @@ def out_of_memory(reason: str) -> JobFailed:
 def _report_lost_peer(run_dir: Path, reason: str) -> int:
     """Write the error of a lost peer, unless the process that ended first has written its own reason."""
     print(f"{PEER_LOST_NOTE}: {reason}", file=sys.stderr)
-    # The exit code says it too, so a full disk does not hide it.
+    # The exit code reports it too, so the report is not lost if the disk is full.
     with suppress(OSError):
         if not (run_dir / ERROR_NAME).exists():
             write_json(run_dir / ERROR_NAME, peer_lost().as_dict())

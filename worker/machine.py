@@ -29,7 +29,7 @@ def describe_machine(processes: int, gpu_share: float = 1.0) -> WorkerMachine:
 
     Args:
         processes: processes that share a job, each on its own GPU; 0 means one per GPU.
-        gpu_share: share of a GPU's memory that is the trainer's.
+        gpu_share: the trainer's share of a GPU's memory.
     """
     host, visible = allowed_memory(), find_gpus()
     if not visible.gpus:

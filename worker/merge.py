@@ -19,7 +19,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import asdict
 from pathlib import Path
 
-# First: with it the libraries are imported faster.
+# Imported first, because it makes the import of the libraries faster.
 import worker.libraries  # noqa: F401
 
 # isort: split

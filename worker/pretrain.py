@@ -98,7 +98,7 @@ def build_base(
     The same corpus, family, steps and seed give the same bytes on the same machine with the same library versions.
 
     Args:
-        composite: with a vision part, like this family's models on the hub.
+        composite: whether the model has a vision part, like this family's models on the hub.
         changes: further keys of the config.
     """
     disable_progress_bar()  # transformers' bar, for only three tensors

@@ -167,7 +167,7 @@ class BlockingReplicaClient:
             drain_seconds: how long requests in flight may continue.
 
         Raises:
-            ArtifactInvalid, JobFailed, Unavailable: as for :meth:`check`.
+            ArtifactInvalid, JobFailed, Unavailable: the errors of :meth:`check`.
         """
         # A 500 is about this adapter alone: it must not make the caller give up on the replica's other adapters.
         response = self._request("DELETE", _adapter_path(adapter_id), params={"drain_seconds": drain_seconds})

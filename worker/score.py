@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# First: with it the libraries are imported faster.
+# Imported first, because it makes the import of the libraries faster.
 import worker.libraries  # noqa: F401
 
 # isort: split

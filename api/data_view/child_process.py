@@ -3,9 +3,9 @@
 Started by `readers.py`. CONFIG is JSON: {"path", "base"}, where base is a folder or null. It writes {} when it is ready, and then
 one line for each line of its input: {"rows": {…}} or {"report": {…}}. Every line that it writes may be {"error": …} instead.
 
-The rows are a tenant's and the template is a program from the internet: loops, doubled values and filters can take any time and
-memory. So processor time and memory are limited, and where the kernel can do that, this process reads no other file of anybody, makes
-no connection, and starts no process. It has no keys and no settings.
+The rows are a tenant's and the template is a program from the internet: loops, doubled values and filters can take any
+time and memory. So processor time and memory are limited, and where the kernel supports it, this process cannot read
+other files, open connections or start processes. It does not have keys or settings.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shared.tokenization.supervision_report import LineNote
 from shared.tokenization.tokenizer import Tokenizer
 
 MEMORY_BYTES = 3 << 30
-"""For tokenizer, rows and report."""
+"""Memory for tokenizer, rows and report."""
 ROWS_CPU_SECONDS, REPORT_CPU_SECONDS = 15, 600
 
 
@@ -66,8 +66,8 @@ def base_files(base: Path) -> list[Path]:
 
 
 def confine(readable: Iterable[Path]) -> None:
-    """Give up all files but these and those that an import reads, and the system calls that graders may not make. A kernel
-    without Landlock or seccomp leaves the limits alone, which the log says.
+    """Give up access to all files except these and those that an import reads, and the system calls that graders may
+    not make. Without Landlock or seccomp in the kernel only the limits of time and memory apply, which is logged.
     """
     packages = [Path(__file__).parents[1], Path(__file__).parents[2] / "shared"]
     steps: dict[str, Callable[[], None]] = {

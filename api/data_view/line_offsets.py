@@ -1,4 +1,6 @@
-"""Where the lines of a file begin, so that a page in the middle of a large file is found without reading all before it."""
+"""Offsets of the lines of a file, by which a page in the middle of a large file is found without reading everything
+before it.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ LINE_END = 10
 
 
 class LineOffsets:
-    """Offsets of every 1,000th line of one file; they are found as further lines are asked for, and kept."""
+    """Offsets of every 1,000th line of one file; they are found when further lines are requested, and kept."""
 
     def __init__(self) -> None:
         self._offsets = [0]
         self._read = self._lines = 0
 
     def find(self, file: BinaryIO, line: int, deadline: float) -> int | None:
-        """Return where the file continues after a number of lines; its end if it has fewer.
+        """Return the offset after a number of lines; the file's end if it has fewer lines.
 
         Args:
             deadline: a time of `time.monotonic`; None is returned after it, and the next call continues from there.
@@ -29,7 +31,7 @@ class LineOffsets:
         while self._lines < line:
             if not self._read_on(file):
                 return self._read
-            # After a chunk at least, so that every call comes nearer.
+            # Only after reading at least one chunk, so that every call makes progress.
             if self._lines < line and time.monotonic() > deadline:
                 return None
         return self._after(file, self._offsets[line // STEP], line % STEP)

@@ -1,4 +1,5 @@
-"""Asks contained processes for rows and reports: one process for a file and a base, ended when it is idle for a minute.
+"""Asks contained processes for rows and reports. A process serves one file and one base, and is ended when it has been
+idle for a minute.
 
 A process holds one file of one tenant, so no row outlives it.
 """
@@ -23,7 +24,7 @@ KEPT = 2
 """Idle processes that wait for the next page of their file."""
 IDLE_SECONDS = 60.0
 START_SECONDS, ROWS_SECONDS, REPORT_SECONDS = 60.0, 30.0, 900.0
-"""Time limits by the clock: those of the processor, in the process itself, are shorter."""
+"""Limits of elapsed time; the limits of processor time, in the process itself, are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,9 @@ class DataSource:
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """Identity: a file that was fetched again is another one, which a confined process cannot open."""
+        """Identity of the source: a file that was fetched again counts as another file, which a confined process cannot
+        open.
+        """
         return str(self.path), self.path.stat().st_ino, str(self.base)
 
 
@@ -56,7 +59,7 @@ class _Child:
         """
         config = json.dumps({"path": str(source.path), "base": str(source.base) if source.base else None})
         try:
-            # -P: the folder where this was started must not be a library path.
+            # -P: Python must not import from the current folder.
             process = ContainedProcess(
                 [sys.executable, "-P", "-W", "ignore", "-m", "api.data_view.child_process", config],
                 environment(),
@@ -77,10 +80,11 @@ class _Child:
         return child
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the answer to a request; after an error that is not the process's own answer, it has ended.
+        """Return the answer to a request. After an error that the process itself did not answer, the process has ended.
 
         Raises:
-            MensError: as the process answers. InvalidRequest: ``DATA_VIEW_FAILED``: a row needs more than it may.
+            MensError: the error that the process answers. InvalidRequest: ``DATA_VIEW_FAILED``: a row needs more than
+                it may.
         """
         self.process.send(json.dumps(request).encode() + b"\n")
         return self.read(seconds)
@@ -108,19 +112,19 @@ class FileReaders:
         self._timer: threading.Timer | None = None
 
     def rows(self, source: DataSource, rows_request: dict[str, Any]) -> Any:
-        """Return a page (`RowsRead`), by the process that has read the file before, if there is one."""
+        """Return a page (`RowsRead`), from the process that has read the file before, if it is still running."""
         child = self._take(source)
         try:
             answer = child.ask({"rows": rows_request}, ROWS_SECONDS)["rows"]
         except BaseException:
-            # It is not put back: its next answer would be the one to this request.
+            # The process is not reused: its next answer would belong to this request.
             child.process.end()
             raise
         self._put_back(source, child)
         return answer
 
     def report(self, source: DataSource, report_request: dict[str, Any]) -> Any:
-        """Return a report (`ReportMade`), by a process of its own."""
+        """Return a report (`ReportMade`), made by a process of its own."""
         child = _Child.start(source)
         try:
             return child.ask({"report": report_request}, REPORT_SECONDS)["report"]

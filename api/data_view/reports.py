@@ -1,4 +1,6 @@
-"""Reports on files, made in the background and kept by what decides them: content, base, length and method."""
+"""Reports on files, made in the background and kept by the inputs that determine them: content, base, length and
+method.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,17 @@ from api.data_view.types import ReportMade
 from shared.errors import Code, TooMany
 
 KEPT = 64
-"""Reports that are kept, and errors of those that could not be made, together."""
+"""Number of reports that are kept, including errors of reports that could not be made."""
 FAILURE_SECONDS = 60.0
-"""An error is kept so long for a caller that asks again; later the report is begun again."""
+"""Time for which an error is kept for a caller that asks again; after it, the report is made again."""
 MADE_AT_ONCE = 2
 WAITING, WAITING_OF_A_TENANT = 16, 2
 FIRST_WAIT_SECONDS = 1.0
-"""Reports on small files are there within this time, so that most callers need not ask twice."""
+"""Time that the first request waits: reports on small files are ready within it, so most callers need not ask twice."""
 
 
 class ReportKey(NamedTuple):
-    """Identity of a report. sha256: of the file; base: digest of the base, empty without one."""
+    """Identity of a report. ``sha256`` is the file's digest; ``base`` is the base's digest, empty without a base."""
 
     sha256: str
     base: str
@@ -32,14 +34,14 @@ class ReportKey(NamedTuple):
 
 
 class _Failure(NamedTuple):
-    """An error for the next caller, and the time since which it waits."""
+    """An error for the next caller, and the time at which it occurred."""
 
     error: Exception
     since: float
 
 
 class FileReports:
-    """Reports that are kept or being made. Threads share it."""
+    """Reports that are kept or being made. Safe to call from many threads."""
 
     def __init__(self) -> None:
         # Guards `_kept` and `_making`, so that two calls for one file share one report.
@@ -63,11 +65,11 @@ class FileReports:
             _, future = self._making[key]
         wait([future], FIRST_WAIT_SECONDS)
         with self._lock:
-            # By the future: another caller that waited may have taken the error.
+            # From the future, because another waiting caller may have taken the error.
             return self._find_kept(key) or (future.result() if future.done() else None)
 
     def _find_kept(self, key: ReportKey) -> ReportMade | None:
-        """Return a report that is kept; the error of one that could not be made is raised, for the first caller alone."""
+        """Return a kept report, or raise the error of one that could not be made; only the first caller gets the error."""
         kept = self._kept.get(key)
         if isinstance(kept, _Failure):
             del self._kept[key]
@@ -79,7 +81,8 @@ class FileReports:
         return kept
 
     def _make(self, key: ReportKey, make: Callable[[], ReportMade]) -> ReportMade:
-        # Kept here and not by the next caller: one that does not ask again must leave nothing among those being made.
+        # Kept here and not by the next caller, because a caller may never ask again, and the report must not stay among
+        # those being made.
         try:
             made = make()
         except Exception as error:
@@ -106,5 +109,5 @@ class FileReports:
             )
 
     def close(self) -> None:
-        """Begin no further report."""
+        """Do not begin further reports."""
         self._threads.shutdown(wait=False, cancel_futures=True)

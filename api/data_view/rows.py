@@ -1,4 +1,6 @@
-"""Rows of a file, a page at a time, by the trainer's own label builder: what is learnt, what is cut off, what is wrong."""
+"""Rows of a file, page by page, from the trainer's own label builder: which tokens are trained on, which are cut off,
+and which rows are invalid.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,13 @@ from shared.tokenization.supervision_counts import SupervisionCounts
 from shared.tokenization.tokenizer import Tokenizer
 
 SECONDS = 2.0
-"""Time in which a page is read; what is there then is the page."""
+"""Time in which a page is read; the page ends with the rows that were read until then."""
 MAX_PAGE_BYTES = 1_000_000
 MAX_CHARACTERS = 8_000
-"""Characters of a line, and of a piece, that an answer has."""
+"""Largest number of characters of a line, or of a piece of text, in an answer."""
 MAX_TOKENS, LAST_TOKENS = 4_000, 3_000
-"""Tokens of a row that an answer has, and those of them from its end, where the answers are."""
+"""Number of a row's tokens in an answer, and how many of these are from the row's end, where the model's answers are.
+"""
 FATAL = frozenset(("unsupported", "without_embedding", "nothing_supervised"))
 """Notes on rows that cannot be trained on."""
 
@@ -52,7 +55,7 @@ class RowReader:
 
     @cached_property
     def method(self) -> MethodType:
-        """Training method that the first row is for."""
+        """Training method that the first row is meant for."""
         return method_of_file(self._path)
 
     def page(self, after: int, limit: int, only: Only, seq_len: int | None, method: MethodType | None) -> RowsRead:
@@ -60,9 +63,10 @@ class RowReader:
 
         Args:
             after: number of the line before the page.
-            limit: most rows.
-            only: leaves out other rows.
-            seq_len: length at which rows are cut. method: decides how a line is read. None: the usual ones.
+            limit: largest number of rows.
+            only: the kind of rows to return; others are left out.
+            seq_len: length at which rows are cut; None: the usual length.
+            method: method that decides how a line is read; None: the usual method.
         """
         deadline = time.monotonic() + self._seconds
         length, read_as = (seq_len or self._usual_length) if self._tokenizer else None, method or self.method
@@ -103,7 +107,9 @@ class RowReader:
         return self._tokenised(row, chats, length) if self._tokenizer and length else row
 
     def _tokenised(self, row: DataRow, chats: tuple[TrainingRow, ...], length: int) -> DataRow:
-        """Return the row with its tokens: an answer's, or both answers' of a pair, which lose the same beginning."""
+        """Return the row with the tokens of its answer, or of both answers of a pair, from which the same beginning is
+        cut.
+        """
         assert self._tokenizer
         tokenizer, counts = self._tokenizer, SupervisionCounts(length, last_k=0)
         texts: list[TrainedText] = []
@@ -178,7 +184,7 @@ IS_WANTED: dict[Only, Callable[[DataRow], bool]] = {
 
 
 def _parse(method: MethodType, line: bytes, number: int) -> tuple[TrainingRow, ...]:
-    """Return the chats of a line: one, or both of a pair.
+    """Return the chats of a line: one chat, or both chats of a pair.
 
     Raises:
         RowError: the line's fault.
@@ -191,7 +197,9 @@ def _parse(method: MethodType, line: bytes, number: int) -> tuple[TrainingRow, .
 
 
 def _lines(file: BinaryIO, first: int) -> Iterator[tuple[int, bytes, int]]:
-    """Yield number, content and size of the lines from a file's position on; of a line over the limit, its beginning."""
+    """Yield number, content and size of the lines from a position in the file on; a line over the limit is cut to its
+    beginning.
+    """
     pieces = line_stream(file, is_start=first == 1)
     # A line over the limit comes in several pieces.
     for number, line in enumerate(iter(partial(next, pieces, b""), b""), start=first):

@@ -1,4 +1,6 @@
-"""Turns of requests that read much: a tenant has one at a time, so that its large readings do not delay another's."""
+"""Turns of requests that read large amounts of data: a tenant has one turn at a time, so that its requests do not delay
+those of other tenants.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ WAIT_SECONDS = 20.0
 
 
 class TenantTurns:
-    """Turns of one kind of readings.
+    """Turns for one kind of reading.
 
     Args:
         readings: plural noun phrase, e.g. ``rows of files``.

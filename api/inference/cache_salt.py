@@ -1,4 +1,4 @@
-"""Cache salts: keep tenants apart in vLLM's prefix cache.
+"""Cache salts, which keep tenants apart in vLLM's prefix cache.
 
 Without a salt, the time to the first token would reveal to one tenant whether another had sent the same prompt before.
 """
@@ -34,16 +34,16 @@ def with_cache_salt(body: dict[str, Any], secret: str, tenant: str) -> dict[str,
 
 @lru_cache(maxsize=1024)
 def _tenant_salt(secret: str, tenant: str) -> str:
-    """Return the salt of requests without one of their own, and the prefix of all others: a replica tells callers apart
-    by it.
+    """Return a tenant's salt: it is the salt of requests without one of their own and the prefix of all other salts,
+    and a replica distinguishes callers by it.
 
-    Only these salts are cached: callers can make up any number of the others.
+    Only tenants' salts are cached, because callers can send any number of salts.
     """
     return _digest(secret, tenant, None)
 
 
 def _digest(secret: str, tenant: str, own: str | None) -> str:
     """Return ``TENANT_SALT_CHARS`` hexadecimal digits."""
-    # A list, so that no tenant's name followed by a salt reads as another tenant's.
+    # A list, so that a tenant's name followed by a salt cannot equal another tenant's name.
     parts = json.dumps([tenant, own]).encode()
     return hmac.digest(secret.encode(), parts, "sha256").hex()

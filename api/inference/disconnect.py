@@ -1,4 +1,4 @@
-"""Disconnect detection: cancels the work for a caller who has disconnected."""
+"""Disconnect detection, which cancels the work for a caller who has disconnected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DisconnectWatcher:
         assert task is not None
         before = task.cancelling()
         self._working, self._cancelled = task, False
-        # The watching task is created only when the work has to wait: most of it does not.
+        # The watching task is created only when the work has to wait: most work does not.
         asyncio.get_running_loop().call_soon(self._begin)
         try:
             return await work

@@ -46,7 +46,7 @@ from shared.observability.log_context import add_log_ids
 MAX_EXPLAINED_BYTES = 1 << 20
 """Largest invalid JSON body that is parsed again to find its field: parsing a larger one would block other callers."""
 LIMIT_HEADERS = "mens_limit_headers"
-"""Name in a request's state of the headers with its key's limits, once it is counted."""
+"""Name in a request's state of the headers with its key's limits, once the request is counted."""
 REQUEST_ID = "mens_request_id"
 """Name in a request's state of its id: visible ASCII characters."""
 SESSION_HEADER = "x-session-id"
@@ -64,7 +64,7 @@ class Gateway:
 
     Attributes:
         limiter: admits a key.
-        lookup: names → adapters and bases.
+        lookup: finds adapters and bases by name.
         meter: counts tokens.
         failover: sends a request to replicas.
         shadows: sends copies to shadow adapters.
@@ -262,7 +262,8 @@ async def read_body(request: Request, limit: int) -> dict[str, Any]:
     """Read the request's JSON object.
 
     Raises:
-        TooLarge: ``BODY_TOO_LARGE``. InvalidRequest: ``REQUEST_INVALID``: not a JSON object. ClientDisconnect.
+        TooLarge: ``BODY_TOO_LARGE``. InvalidRequest: ``REQUEST_INVALID``: the body is not a JSON object.
+            ClientDisconnect.
     """
     raw = bytearray()
     more = True
@@ -277,7 +278,8 @@ async def read_body(request: Request, limit: int) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:
-        # The decoder mistakes half a surrogate pair at the end of a string for the body's end, and names no field.
+        # The decoder mistakes half a surrogate pair at the end of a string for the body's end, and does not name the
+        # field.
         if len(raw) <= MAX_EXPLAINED_BYTES:
             refuse_loose_json(bytes(raw))
         raise InvalidRequest(
@@ -333,7 +335,7 @@ async def choose_model(
     destination = await lookup.find(tenant, model) if model.isprintable() else None
     if destination is None or destination.routing is None:
         name = destination.name if destination else model
-        # Not `is_base`, which may be a moment old: the base may have been added or removed since.
+        # Not `is_base`, whose value may be outdated: the base may have been added or removed since.
         if any(base.name == name for base in lookup.catalog().bases):
             await lookup.check_offered(name)
             return ModelChoice(lookup.served.of(name), name, is_foreign=destination is not None)
@@ -366,7 +368,7 @@ def sticky_key(body: dict[str, Any], session: str = "") -> str:
             return json.dumps(["user", body[name]])
     if session:
         return json.dumps(["session", session])
-    messages = body.get("messages", body.get("input"))  # the Responses API's chats are its input
+    messages = body.get("messages", body.get("input"))  # in the Responses API, the field `input` contains the chat
     if not isinstance(messages, list):
         return json.dumps(["prompt", body.get("prompt", messages)])
     roles = [message.get("role") if isinstance(message, dict) else None for message in messages]

@@ -1,4 +1,4 @@
-"""Inputs for judging a copied request: the caller's answer as it passed by, and the request for the shadow adapter."""
+"""Inputs for judging a copied request: the answer that was sent to the caller, and the request for the shadow adapter."""
 
 from __future__ import annotations
 

@@ -46,13 +46,14 @@ READ_SECONDS = 2.0
 """How long one read of the counter may take before the database counts as unresponsive."""
 OUTAGE_SECONDS = 60.0
 MAX_AGE_SECONDS = 10.0
-"""Longest age of cached entries, so that changes by a writer that does not count them (the previous release, a person
-with SQL) become visible too."""
+"""Longest age of cached entries: it makes changes visible that their writer did not count, such as the previous release
+or a person with SQL.
+"""
 MAX_KNOWN_KEYS = 100_000
 MAX_RENDERED_BYTES = 32 << 20
-"""Most bytes of rendered lists that are kept; further lists are rendered for each request."""
+"""Largest number of bytes of rendered lists that are kept; further lists are rendered for each request."""
 USE_SECONDS = 60.0
-"""Seconds between two writes of when keys were last used."""
+"""Seconds between two writes of the times at which keys were last used."""
 
 logger = logging.getLogger(__name__)
 now_seconds = time.time
@@ -62,14 +63,14 @@ AUTHENTICATED = "mens.authenticated"
 
 
 Secret = str | SignInHalves
-"""Secret of a request: its key's, or both halves of a sign-in."""
+"""Secret of a request: the secret of its key, or both halves of a sign-in."""
 
 
 class Authenticated(NamedTuple):
     """A request's key.
 
     Attributes:
-        secret: the one it authenticated with, so that a long response can authenticate it again.
+        secret: the secret that the request authenticated with, so that a long response can check it again.
     """
 
     key: Key
@@ -141,7 +142,7 @@ class LookupCache:
         cached = await self._current()
         digest = _digest(secret)
         if (key := cached.keys.get(digest)) is None:
-            # Until the lookup has found it again: it may have been revoked since.
+            # The entry is absent until the lookup has found it again, because it may have been revoked since.
             self._known.discard(digest)
             accepted = await run_in_threadpool(self._accept, secret)
             key = cached.keys[digest] = accepted.key
@@ -150,7 +151,8 @@ class LookupCache:
             if accepted.sign_in_id is not None:
                 cached.sign_ins[digest] = accepted.sign_in_id
             if len(self._known) >= MAX_KNOWN_KEYS:
-                # So rare that an order of use would cost more. The next lookup of each key counts as that of an unknown key.
+                # This happens so rarely that keeping an order of use would cost more. Afterwards the next lookup of
+                # each key counts as the lookup of an unknown key.
                 self._known.clear()
             self._known.add(digest)
         now = now_seconds()
@@ -179,7 +181,8 @@ class LookupCache:
         return key
 
     async def recheck(self, secret: Secret) -> None:
-        """Check an accepted secret again, from memory if nothing has changed; an unavailable database refuses none.
+        """Check an accepted secret again, from memory if nothing has changed. It stays accepted while the database is
+        unavailable.
 
         Raises:
             Unauthenticated: ``KEY_INVALID``: revoked meanwhile; ``KEY_EXPIRED``; ``SIGN_IN_ENDED``.
@@ -246,7 +249,7 @@ class LookupCache:
         if (body := cached.rendered.get(what)) is not None:
             return body
         async with self._rendering:
-            # Again: another request may have rendered it while this one waited for its turn.
+            # Look again: another request may have rendered it while this one waited for its turn.
             cached = await self._current()
             if (body := cached.rendered.get(what)) is None:
                 body = await run_in_threadpool(render)
@@ -296,7 +299,7 @@ class LookupCache:
             self._polling.cancel()
             await asyncio.gather(self._polling, return_exceptions=True)
             await self._write_use()
-            # Not waited for: its last read may hang.
+            # The thread is not joined, because its last read may hang.
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _accept(self, secret: Secret) -> AcceptedSecret:
@@ -324,7 +327,7 @@ class LookupCache:
         return Destination(name, Routing.to(adapter.id)) if adapter.published else None
 
     async def _current(self) -> CacheGeneration:
-        """Return the generation to read from and to add to, after every write so far was seen."""
+        """Return the generation to read from and to add to, which includes every write so far."""
         if self._polling is None or self._polling.done():
             self.start()  # in case the application's lifespan was not run
         writes = self._writes
@@ -366,7 +369,7 @@ class LookupCache:
         async with self._refreshing:
             if least_writes is not None and self._writes_seen >= least_writes:
                 return
-            # Both before the read: its result does not cover a write or a lookup during the read.
+            # Both values are taken before the read, whose result does not cover a write or a lookup during the read.
             writes, began = self._writes, time.monotonic()
             try:
                 async with asyncio.timeout(READ_SECONDS):
@@ -396,6 +399,6 @@ def _digest(secret: Secret) -> bytes:
     """Hash a secret for storage. BLAKE2 is faster here than OpenSSL's functions."""
     if isinstance(secret, str):
         return hashlib.blake2b(secret.encode(), digest_size=32).digest()
-    # Hashed apart, so that no key's secret has the hash of two halves.
+    # The two halves are hashed separately, so that a key's secret cannot have the same hash.
     halves = hashlib.blake2b(secret.cookie.encode(), digest_size=32).digest()
     return hashlib.blake2b(halves + secret.token.encode(), digest_size=32, person=b"sign-in").digest()

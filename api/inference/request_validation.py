@@ -1,12 +1,12 @@
-"""Rejects requests that vLLM would accept although they cannot be intended, or would answer differently from what they
-request. Pure.
+"""Rejects requests that vLLM would accept although they cannot be intended, or whose answer would differ from what they
+request.
 
 Examples: empty `messages`, a message without content, an unknown role, an empty prompt. Each request to OpenAI's
 Responses API is answered on its own: a replica would keep a stored response in its own memory indefinitely, and no
 other replica would know it, so a request that needs a stored response is refused rather than answered by chance.
 
-The tables at the end list the checks of each route; those of every model route, `check_types` and the limits of grammars, are
-the gateway's (`api/inference/gateway.py`).
+The tables at the end list the checks of each route; the gateway (`api/inference/gateway.py`) runs the checks of every
+model route: `check_types` and the limits of grammars.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class BodyCheck:
     """A check of a request's body.
 
     Attributes:
-        check: refuses a body, or returns the body for the next check; None: the same one.
-        fields: names of fields; the check is skipped for a body that has none of them. Empty: it is never skipped.
+        check: refuses a body, or returns the body for the next check; None: the same body.
+        fields: names of fields; the check is skipped for a body that has none of them; empty: the check is never
+            skipped.
     """
 
     check: Callable[[dict[str, Any]], dict[str, Any] | None]
@@ -112,8 +113,7 @@ def check_intended_messages(body: dict[str, Any]) -> None:
                 param=f"messages[{index}].role",
             )
         content = message.get("content")
-        # An assistant's `"content": null` is what clients send back of an answer of which no text was left, such as a
-        # thought that was cut short.
+        # Clients send an assistant's `"content": null` back after an answer without text, such as a truncated thought.
         is_null_answer = role == "assistant" and content is None and "content" in message
         has_substitute = is_null_answer or any(map(message.get, INSTEAD_OF_CONTENT.get(role, ())))
         if not content and content != "" and not has_substitute:
@@ -210,7 +210,7 @@ def _strict(tool: Any, name: str | None) -> Any:
 
 
 def _with_translated(field: str, translate: Callable[[list[Any]], list[Any]], body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body with the list in a field translated; the body itself if that changes nothing."""
+    """Return the body with the list in a field translated; the body itself if the translation does not change it."""
     original = body.get(field)
     translated = translate(original) if isinstance(original, list) else original
     return body if translated is original else {**body, field: translated}

@@ -30,7 +30,7 @@ LOGPROBS = b'"logprobs":{"content":'
 WITH_REFUSAL = b'"logprobs":{"refusal":null,"content":'
 
 OPTIONAL = frozenset(("text", "user"))
-"""The same for a response."""
+"""Fields of a response that are a value or absent at OpenAI, never null."""
 OPTIONAL_OF_TOOL = frozenset(("allowed_callers", "async", "defer_loading", "description", "namespace", "output_schema"))
 OPTIONAL_OF_FORMAT = frozenset(("description",))
 OF_RESPONSES = "incomplete_details"
@@ -50,7 +50,9 @@ def in_openais_shape(content: bytes) -> bytes:
 
 
 def with_refusal(content: bytes) -> bytes:
-    """Return log-probabilities with those of a refusal, which vLLM never makes: OpenAI requires the field, as null."""
+    """Return log-probabilities with the field for a refusal as null: vLLM never returns the field, but OpenAI requires
+    it.
+    """
     return content.replace(LOGPROBS, WITH_REFUSAL)
 
 

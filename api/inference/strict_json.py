@@ -20,7 +20,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _NoNumber(str):
-    """A number as it was written."""
+    """A number in the notation of the body."""
 
     __slots__ = ()
 
@@ -51,7 +51,7 @@ def _float(text: str) -> float | _NoNumber:
 
 
 def _texts(parsed: object) -> Iterator[tuple[str, str]]:
-    """Iterate over every string, and every key with the path of its object, in the order of the body."""
+    """Iterate over all strings and keys, each with the path of its object, in the order of the body."""
     left: list[tuple[str, object]] = [("", parsed)]
     while left:
         path, value = left.pop()

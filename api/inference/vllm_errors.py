@@ -1,8 +1,9 @@
 """Converts a replica's error response into the API's error shape: vLLM's message, field and status, with a stable code.
 
-An error that the caller's request did not cause must not look like one that it did: a key that the replica refuses is
-this installation's, and an adapter that the replica does not find is damaged, because only published ones are
-requested. `api/inference/vllm_messages.py` parses vLLM's messages in Python notation into fields and reasons.
+An error that the caller's request did not cause must not look like the caller's fault: if the replica refuses the key,
+this installation's key is wrong; if it does not find an adapter, the adapter is damaged, because only published
+adapters are requested. `api/inference/vllm_messages.py` parses vLLM's messages in Python notation into fields and
+reasons.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ MAX_CHARS = 2000
 """Characters of a replica's message that are read and passed on: vLLM repeats the caller's input in it, however long
 that is."""
 UNANSWERABLE = "Internal server error"
-"""vLLM's whole message, with status 500, when it can choose no token: a grammar such as ``root ::= root`` allows none.
-Or when a grammar takes too much of its time (`serving/grammars/vllm_patch.py`)."""
+"""vLLM's whole message, with status 500, when it cannot choose a token: a grammar such as ``root ::= root`` allows
+none, or a grammar has taken too much time (`serving/grammars/vllm_patch.py`).
+"""
 logger = logging.getLogger(__name__)
 
 

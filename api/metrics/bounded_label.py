@@ -13,12 +13,13 @@ LONGEST = 128
 class BoundedLabel:
     """Decides which values of a label have time series of their own.
 
-    Those that the operator names always have. Callers choose the others: the first ones have, until the bound is
-    reached; later ones, and those longer than 128 characters, become :data:`OTHER`. Safe to call from many threads.
+    Values that the operator names always have one. Callers choose the other values: the first ones have a time series
+    each until the bound is reached; later ones, and those longer than 128 characters, become :data:`OTHER`. Safe to
+    call from many threads.
 
     Args:
-        named: by the operator; they do not count towards the bound.
-        most: other values that may have their own.
+        named: values that the operator names; they do not count towards the bound.
+        most: number of other values that may have a time series.
     """
 
     def __init__(self, named: Collection[str] = (), most: int = 0) -> None:

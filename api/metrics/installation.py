@@ -150,7 +150,7 @@ class WebhooksCollector(Collector):
         yield oldest
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing, as above."""
+        """Return nothing, for the reason given in :meth:`JobsCollector.describe`."""
         return iter(())
 
 
@@ -196,5 +196,5 @@ class ReplicasCollector(Collector):
         yield in_flight
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing, as above."""
+        """Return nothing, for the reason given in :meth:`JobsCollector.describe`."""
         return iter(())

@@ -95,7 +95,7 @@ class ApiMetrics:
         self._streams = Gauge("mens_event_streams", "Open streams of job events.", registry=where)
 
     def watch_streams(self, count: Callable[[], float]) -> None:
-        """Read the number of open event streams from there."""
+        """Read the number of open event streams from this function."""
         self._streams.set_function(count)
 
     def finished(self, request: FinishedRequest) -> None:

@@ -231,19 +231,20 @@ def job_view(job: Job, place: QueuePlace | None = None) -> FineTuningJob:
         error=error_view,
         fine_tuned_model=result.get("adapter_id") if contract["artifact"]["publish"] else None,
         finished_at=unix_seconds(job.finished_at) if job.finished_at else None,
-        hyperparameters=hyperparameters if is_supervised else {},  # at OpenAI, those of supervised jobs
+        hyperparameters=hyperparameters if is_supervised else {},  # at OpenAI, the hyperparameters of supervised jobs
         model=job.extra.get("requested_model") or job.base_model,
         organization_id=job.tenant,
         result_files=result.get("result_files", []),
         seed=contract["exec"]["seed"],
-        # Never "validating_files", which at OpenAI comes before "queued": their example stops at it. `mens.stage` says it.
+        # Never "validating_files", which at OpenAI precedes "queued": the loop in OpenAI's example ends at this status.
+        # `mens.stage` has it.
         status=STATUS[job.state],
         trained_tokens=result.get("trained_tokens"),
         training_file=contract["data"]["train_file"],
         validation_file=contract["data"]["validation_file"],
         estimated_finish=None if eta is None else unix_seconds(datetime.now(UTC)) + round(float(eta)),
         metadata=job.labels,
-        # OpenAI has no such type as kto; its clients would refuse it.
+        # OpenAI does not have the type kto, so its clients would refuse it.
         method=None if kind == MethodType.KTO else {"type": kind, kind: {"hyperparameters": hyperparameters}},
         mens={
             "base_model": job.base_model,
@@ -321,7 +322,7 @@ def checkpoint_view(adapter: Adapter, job: Job) -> FineTuningCheckpoint:
     """Return a stored checkpoint of a job in OpenAI's shape. Its model id can be used like any model's."""
     names = {"train_accuracy": "train_mean_token_accuracy"}
     metrics = {names.get(name, name): value for name, value in adapter.metrics.items() if name != SELF_EVALUATION}
-    # Validation always reads every row, so OpenAI's numbers of a part of them and of all are the same.
+    # Validation always reads every row, so OpenAI's number for a part of the rows equals its number for all of them.
     whole = {f"full_{name}": metrics[name] for name in ("valid_loss", "valid_mean_token_accuracy") if name in metrics}
     return FineTuningCheckpoint(
         id=f"{CHECKPOINT_PREFIX}{adapter.digest[:24]}",

@@ -80,7 +80,7 @@ class EventFeed:
         if reading is None:
             reading = self._reads[what] = asyncio.create_task(to_thread.run_sync(function, limiter=self._limiter))
             reading.add_done_callback(lambda _: self._reads.pop(what, None))
-        # Shared: a caller that leaves must not cancel the reading of the others.
+        # Shielded: a caller that leaves must not cancel the reading that others wait for.
         return await asyncio.shield(reading)
 
     @cached_property

@@ -1,7 +1,8 @@
-"""Changes: one stream of all jobs of a tenant, with aliases, receipts and replicas, for those who would otherwise poll lists.
+"""Changes: one stream of all jobs of a tenant, with aliases, receipts and replicas, for clients that would otherwise
+poll lists.
 
-One reader follows the changes of all tenants, so that fifty streams cost the database what one does, and none costs
-nothing. Each change is rendered once and kept in a log, from which each stream takes its tenant's part.
+One reader follows the changes of all tenants, so that fifty streams cost the database as much as one, and without a
+stream nothing is read. Each change is rendered once and kept in a log, from which each stream takes its tenant's part.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ PROGRESS_SECONDS = 2.0
 """Minimum time between two events of a job's progress."""
 LOG_EVENTS = 5_000
 KNOWN_JOBS = 10_000
-"""Jobs whose last summary is kept, to tell progress from other changes."""
+"""Number of jobs whose last summary is kept, to distinguish progress from other changes."""
 MISSED_JOBS = 500
-"""Most changed jobs that a stream gets first when it continues an earlier one."""
+"""Largest number of changed jobs that a stream gets first when it continues an earlier stream."""
 PROGRESS_FIELDS = frozenset({"step", "total_steps", "train_loss", "eta_seconds", "version"})
 SHOWN_PROGRESS = ("id", "version", "step", "train_loss", "eta_seconds")
 RESET = ServerSentEvent(raw_data="{}", event="reset")
@@ -49,10 +50,10 @@ class Wanted:
     """Events that a stream gets.
 
     Attributes:
-        tenants: whose jobs, aliases and receipts.
-        kinds: kinds of jobs; none: all.
-        types: types of events; none: all.
-        is_operator: whether it gets those of replicas.
+        tenants: tenants whose jobs, aliases and receipts are included.
+        kinds: kinds of jobs; empty: all.
+        types: types of events; empty: all.
+        is_operator: whether the stream gets events of replicas.
     """
 
     tenants: Collection[TenantName]
@@ -61,7 +62,7 @@ class Wanted:
     is_operator: bool = False
 
     def key(self) -> Hashable:
-        """Return what is equal for streams that get the same events."""
+        """Return a key that is equal for all streams that get the same events."""
         return tuple(self.tenants), frozenset(self.kinds), frozenset(self.types), self.is_operator
 
     def includes(self, *types: ChangeType) -> bool:
@@ -120,7 +121,7 @@ class JobChanges:
             seen = self._logged
             while True:
                 polled, chunk = self._polled, self._chunk_after(seen, selection, key)
-                seen = self._logged  # before the caller takes its time
+                seen = self._logged  # before the caller processes the chunk, which may take long
                 yield chunk
                 await polled.wait()
         finally:
@@ -133,7 +134,9 @@ class JobChanges:
             await asyncio.gather(self._polling, return_exceptions=True)
 
     def _chunk_after(self, seen: int, selection: Wanted, key: Hashable) -> bytes:
-        """Streams that want the same and have seen the same share one chunk."""
+        """Return the chunk after a position. Streams that want the same events and are at the same position share one
+        chunk.
+        """
         if seen == self._logged:
             return b""
         place = (seen, self._logged, key)
@@ -179,7 +182,7 @@ class JobChanges:
                 self._add_late_progress()
             except MensError as error:
                 logger.warning("streams of job changes wait for the database: %s", error.message)
-            # After a failure too, so that the streams stay in touch with their clients.
+            # Also after a failure, so that the streams can still detect whether their clients are connected.
             self._chunks.clear()
             polled, self._polled = self._polled, asyncio.Event()
             polled.set()
@@ -191,10 +194,11 @@ class JobChanges:
         changes = changed_jobs(self._database, since)
         new = {job.id: job.changed_at for job in changes.jobs if self._versions.get(job.id) != job.version}
         found_changes = [FoundChange(summary, new[summary.id]) for summary in read_summaries(self._database, list(new))]
-        # Not before both queries have succeeded: the next reading begins where the last whole one did.
+        # Only after both queries have succeeded: after a failure the next reading begins where the last complete one
+        # began.
         self._is_behind = changes.has_more
         self._versions = {job.id: job.version for job in changes.jobs}
-        # Not the newest change: after the clock went back, changes would be dated before it.
+        # Not the time of the newest change: after the clock was set back, later changes would have earlier times.
         self._newest = changes.read_at
         return found_changes
 
@@ -243,8 +247,8 @@ def progress_event(change: FoundChange) -> ServerSentEvent:
 
 
 def missed_events(database: Database, selection: Wanted, cursor: int) -> list[ServerSentEvent]:
-    """Return the events since the one with an id, in which a stream ended: each changed job, alias and receipt once, as it
-    is now. Earlier states of replicas are not kept.
+    """Return the events since the one with this id, after which a stream ended: each changed job, alias and receipt
+    once, as it is now. Earlier states of replicas are not kept.
     """
     since, tenants = datetime.fromtimestamp(cursor / 1000, UTC) - OVERLAP, list(selection.tenants)
     changes = changed_jobs(database, since if selection.includes(ChangeType.JOB) else None, tenants, MISSED_JOBS)

@@ -21,11 +21,11 @@ from shared.database.tenancy import TenantName, visible_to
 from shared.errors import MensError
 
 FOLLOWED_SECONDS = 30.0
-"""How long a job is read after the last request about it."""
+"""Seconds for which a job is read after the last request about it."""
 MAX_ASKED_JOBS = 5_000
-"""Most jobs that are read because of requests; beyond that, each request queries the database."""
+"""Largest number of jobs that are read because of requests; for further jobs each request queries the database."""
 MAX_MISSED_POLLS = 3
-"""After this many polls without a response, and a second, all versions count as unknown."""
+"""All versions count as unknown after this many polls without a response, plus one second."""
 
 logger = logging.getLogger(__name__)
 

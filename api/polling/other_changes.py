@@ -1,4 +1,6 @@
-"""Changes of aliases, receipts and replicas, for the stream of changes: what was moved, stored, or is in another state."""
+"""Changes of aliases, receipts and replicas, for the stream of changes: moved aliases, new receipts, and replicas in a
+new state.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ class LoggedEvent(NamedTuple):
 
     Attributes:
         type: type of what has changed; None: for all streams.
-        tenant: whose job, alias or receipt has changed; None: a replica, for operators.
-        kind: the job's kind.
+        tenant: tenant whose job, alias or receipt has changed; None: the event is of a replica, for operators.
+        kind: kind of the job.
     """
 
     type: ChangeType | None
@@ -76,7 +78,8 @@ class OtherChanges:
         # Aliases have no index by time: they are read only after something was moved, or some other cached thing changed.
         moved = moved_aliases(self._database, since - OVERLAP) if self._count != count else ()
         added = added_receipts(self._database, since - OVERLAP)
-        # Not before both queries have succeeded: the next reading begins where the last whole one did.
+        # Only after both queries have succeeded: after a failure the next reading begins where the last complete one
+        # began.
         self._since, self._count = now, count
         events: dict[tuple[str, ...], tuple[int, LoggedEvent]] = {}
         events |= {("alias", change.tenant, change.name): (change.version, alias_event(change)) for change in moved}

@@ -1,5 +1,5 @@
-"""Places of queued jobs, as callers see them: read from the database at intervals, so that polls of a long queue cost
-nothing more.
+"""Places of queued jobs, as callers see them: read from the database at intervals, so that polls do not read a long
+queue again.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class QueuePlace(BaseModel):
     )
 
     def etag(self) -> str:
-        """Changes when the place does."""
+        """ETag of a job's place, which changes with the place."""
         start = int(self.estimated_start.timestamp() // ETAG_SECONDS) if self.estimated_start else 0
         return f"{self.position}.{self.reason}.{start}"
 
 
 class QueuePlaces:
-    """Keeps the queue places of the last reading, and has them read again in a thread of its own.
+    """Keeps the queue places of the last reading, and reads them again in a thread of its own.
 
     Args:
         reader: reads the queue.

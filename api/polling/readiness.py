@@ -1,6 +1,6 @@
 """Readiness: whether the database responds, and which workers take no job; read once for all callers.
 
-Callers of /ready need no key, so whatever their number, they use two threads, which do not belong to the pool.
+Callers of /ready need no key, so all of them together use only two threads, which do not belong to the pool.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ T = TypeVar("T")
 MAX_AGE_SECONDS = 1.0
 """Largest age of a result, counted from the start of its reading."""
 ANSWER_SECONDS = 1.5
-"""How long a whole answer of /ready takes at most: less than any probe waits, so that one sees the 503 and its code."""
+"""Longest time of a whole answer of /ready: probes wait longer than this, so that they see the 503 and its code."""
 DATABASE_SECONDS = 5.0
-"""How long a query may take on a slow machine: until then the success of the one before it holds."""
+"""Longest time of a query on a slow machine: until then the previous success counts."""
 WORKERS_SECONDS = 0.5
-"""How long an answer waits for the workers' reports; after that it has those of the reading before."""
+"""Longest time that an answer waits for the workers' reports; after it, the reports of the previous reading are used.
+"""
 
 
 class SharedReading(Generic[T]):
@@ -50,11 +51,11 @@ class SharedReading(Generic[T]):
             self._succeeded_before = reading is not None and not reading.cancelled() and reading.exception() is None
             reading = self._asked = asyncio.create_task(to_thread.run_sync(self._read, limiter=self._limiter))
             self._asked_at = now
-        # Shared: a probe that gives up must not cancel the reading of the others.
+        # Shielded: a probe that gives up must not cancel the reading that others wait for.
         return await asyncio.shield(reading)
 
     def is_late(self, seconds: float) -> bool:
-        """Return whether the reading in progress has taken so long, or none before it succeeded."""
+        """Return whether the reading in progress has taken this long, or the reading before it did not succeed."""
         return not self._succeeded_before or self._clock() - self._asked_at >= seconds
 
     @cached_property
@@ -106,7 +107,7 @@ class Readiness:
         """Return the machines of the workers that take no job because of a fault.
 
         Args:
-            until: as for :meth:`check`.
+            until: when the answer is due, as in :meth:`check`.
         """
         # Too late: the machines as they were last read are the answer.
         with suppress(TimeoutError):

@@ -138,7 +138,7 @@ def retrieve_alias(name: Name, view: TenantViewDep, response: Response) -> Gover
     (alias,) = view.aliases.governed(name)
     _with_etag(response, alias)
     if alias.governed_by:
-        # Another policy is another content; a move compares the version alone.
+        # A different policy changes the ETag; a move compares only the version.
         response.headers["ETag"] = f'"{alias.version}-{digest_json(alias.governed_by.model_dump())[:8]}"'
     return alias
 
@@ -238,7 +238,8 @@ def terms_of(services: Services, view: TenantView, caller: Caller, name: str, *,
     """
     if overrides:
         check_role(caller, Role.ADMIN)
-    # The replicas are queried only if a policy governs, because an unavailable one takes seconds.
+    # The replicas are queried only if a policy governs the alias, because waiting for an unavailable replica takes
+    # seconds.
     return Terms(overrides, services.replica_limits.served() if view.aliases.governing(name).policy else None)
 
 

@@ -124,7 +124,7 @@ async def _forward(
     validate: Validate | None = None,
     convert: Convert | None = None,
 ) -> Response:
-    """Return the gateway's response. A caller who may not read token ids gets none in an answer either."""
+    """Return the gateway's response. A caller who may not read token ids does not get any in an answer."""
 
     def check(body: dict[str, Any]) -> dict[str, Any]:
         if not caller.role.includes(Role.TRAINER):

@@ -1,6 +1,6 @@
 """The web console's page and files: ``/`` and ``/console/``. They need no key, so they use no pool thread and no database.
 
-They are not data: what the page shows, it asks of the public API, as any client does.
+They contain no data: the page requests what it shows from the public API, like any client.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def console_file(digest: str, path: str, request: Request) -> Response:
                 remedy="Reload the page `/`: Mens was updated, or is being updated.",
             )
         )
-        response.headers.update(HEADERS | {"Cache-Control": "no-store"})  # the next replica may have it
+        response.headers.update(HEADERS | {"Cache-Control": "no-store"})  # another API process may have the file
         return response
     return _response(files.others[path], request, {"Cache-Control": UNDER_THE_DIGEST})
 

@@ -30,7 +30,7 @@ RUNS_AT_ONCE = CapacityLimiter(8)
 """Concurrent runs: a run that waits for a judge model holds its thread. Other routes have threads of their own, so they
 do not wait for it."""
 SANDBOXED_AT_ONCE = CapacityLimiter(GRADER_RUNS_AT_ONCE)
-"""Threads of runs that have a sandbox: as many as sandboxes, so that none waits here."""
+"""Threads of runs that have a sandbox: as many as sandboxes, so that no run waits for a thread."""
 
 
 @router.post("/validate")
@@ -73,8 +73,8 @@ async def run_grader(body: RunGrader, request: Request, services: ServicesDep, c
         else:
             result = await to_thread.run_sync(judge, None, limiter=RUNS_AT_ONCE)
     except MensError as error:
-        # A limit of the key is not the answer's fault, and a grader that cannot be run here judges no answer. But that code does not
-        # compile, or its sandbox fails, has a flag of its own.
+        # A limit of the key is not the answer's fault, and a grader that cannot be run here judges no answer. But code
+        # that does not compile, and a failed sandbox, have flags of their own.
         if isinstance(error, TooMany) or not (began or is_of_code(error)):
             raise
         result = error

@@ -54,7 +54,7 @@ async def ready(request: Request, services: ServicesDep) -> Ready:
 
 
 async def _is_operator_by(until: float, services: Services, request: Request) -> bool:
-    """Return whether a request has an operator's key; false if the database did not tell in time."""
+    """Return whether a request has an operator's key; false if the database did not respond in time."""
     # Never cancelled: an unknown key counts as a guess, however late it is looked up.
     lookup = asyncio.create_task(_is_operator(services, request))
     with suppress(TimeoutError):
@@ -64,7 +64,7 @@ async def _is_operator_by(until: float, services: Services, request: Request) ->
 
 
 async def _is_operator(services: Services, request: Request) -> bool:
-    """Return whether a request has an operator's key; a probe with another key, or none, is answered too."""
+    """Return whether a request has an operator's key; a probe with another key, or without one, is also answered."""
     try:
         key = (await authenticate(services, request.scope)).key
     except MensError:

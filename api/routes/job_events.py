@@ -30,7 +30,7 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
 
 EVENTS_PER_READ = 500
 SILENT_SECONDS = 15.0
-"""A stream of changes without any is sent a comment that often, so that nothing between takes it for dead."""
+"""Seconds after which a stream without changes is sent a comment, so that no proxy closes it as idle."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Headers that FastAPI sends with its own streams of events; the second is for nginx."""
 EVENT_SCHEMA = {
@@ -112,7 +112,7 @@ async def stream_events(
                 what = (caller.tenant, job.id, cursor, version)
                 part = await feed.read(what, partial(read_part, view, job.id, cursor))
                 for seq, event in part.events:
-                    await services.lookup.authenticate(authenticated.secret)  # from memory
+                    await services.lookup.authenticate(authenticated.secret)  # answered from memory
                     cursor = seq
                     yield event
                 if part.last:
@@ -180,7 +180,7 @@ async def change_chunks(
                 return
             await services.lookup.authenticate(authenticated.secret)
             chunk = new
-            if cursor is not None:  # after the stream has begun to follow, so that nothing falls between
+            if cursor is not None:  # after the stream has begun to follow, so that no change is missed
                 read = partial(missed_events, services.database, selection, cursor)
                 missed = await services.event_feed.read(("changes", selection, cursor), read)
                 chunk, cursor = b"".join(map(encoded, missed)) + new, None
@@ -194,7 +194,7 @@ async def change_chunks(
 
 def read_part(view: TenantView, job_id: str, cursor: int) -> StreamPart:
     """Return the events after the cursor, rendered once for all streams that wait for them."""
-    # The job first: a job that is read in a final state already has all its events.
+    # The job is read first: if its state is final, all its events are already stored.
     job = view.job(job_id)
     events = view.jobs.events(job_id, after=cursor, limit=EVENTS_PER_READ)
     has_more = len(events) == EVENTS_PER_READ

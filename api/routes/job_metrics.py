@@ -104,7 +104,8 @@ async def job_metrics(
     def answer(text: str, media_type: str) -> Response:
         body = text.encode()
         if accepts_gzip(request.headers.get("accept-encoding", "")):
-            # Numbers in text shrink to less than half, which is also what is held until a slow client has read it.
+            # Compression shrinks numbers in text to less than half, which also bounds the memory that is held for a
+            # slow client.
             body = gzip.compress(body, GZIP_LEVEL, mtime=0)
             return Response(body, media_type=media_type, headers=headers | {"Content-Encoding": "gzip"})
         return Response(body, media_type=media_type, headers=headers)
@@ -116,7 +117,7 @@ async def job_metrics(
         values = read_series(services.database, job.id, extent, names, from_step, last)
         if is_csv:
             return answer("".join(_csv_lines(values, from_step)), CSV)
-        # Here, in the thread: thousands of points would occupy the event loop.
+        # Rendered here, in the thread: thousands of points would occupy the event loop.
         return answer(_curves(job.id, extent, values, from_step, points).model_dump_json(), "application/json")
 
     # Every step of a long run as text occupies the interpreter, and delays other requests.

@@ -63,8 +63,8 @@ async def list_models(services: ServicesDep, caller: CallerDep) -> Response:
 
 
 async def rendered_models(services: Services, caller: Caller, render: Callable[[Model], bytes]) -> bytes:
-    """Return the models of a list, rendered and joined with commas: bases at each request, for which replicas decide
-    what is served; the others once until one of them changes.
+    """Return the models of a list, rendered and joined with commas: bases at each request, because replicas decide
+    which are served; all others once until one of them changes.
     """
     bases = await run_in_threadpool(_offered_bases, services)
     names, view = frozenset(base.id for base in bases), tenant_view(services, caller)
@@ -114,7 +114,7 @@ def _largest_sizes(services: Services, base: BaseModelEntry) -> dict[str, int]:
     upload a file.
     """
     sizes = {"max_lora_rank": services.replicas.max_lora_rank(base.digest)}
-    with suppress(MensError, OSError, ValueError):  # its files may not be here
+    with suppress(MensError, OSError, ValueError):  # the base's files may be missing on this machine
         config = locate_fetched_base(base, services.settings) / "config.json"
         sizes["positions"] = parse_model_config(json.loads(config.read_bytes())).max_positions
     return {name: size for name, size in sizes.items() if size is not None}
@@ -268,7 +268,9 @@ def _card_record(services: Services, view: TenantView, adapter: Adapter, manifes
 
 
 def _ancestors(view: TenantView, parent: ParentRef | None) -> Iterator[ParentRef]:
-    """Yield the adapters that an adapter was continued from, its parent first, as far as the tenant sees their records."""
+    """Yield the adapters that an adapter was continued from, its parent first, up to the first whose record the tenant
+    cannot see.
+    """
     for _ in range(MAX_ANCESTORS):
         if parent is None:
             return

@@ -109,7 +109,7 @@ def _incumbent(view: TenantView, jobs: Sequence[Job]) -> str:
 
 
 def _settings(jobs: Sequence[Job], sources: Sequence[Mapping[str, str]]) -> list[ComparedSetting]:
-    """Return every field that one of the jobs has."""
+    """Return every field that at least one of the jobs has."""
     fields = [dict(_fields_of(job)) for job in jobs]
     paths = dict.fromkeys(path for values_of_job in fields for path in values_of_job)
     rows = []
@@ -122,8 +122,8 @@ def _settings(jobs: Sequence[Job], sources: Sequence[Mapping[str, str]]) -> list
 
 
 def _source(sources: Mapping[str, str], path: str) -> str | None:
-    """Return who decided a field: the source of its path, or of the nearest field around it. A value within an object has
-    none of its own.
+    """Return who decided a field: the source of its path, or of the nearest enclosing field, since a value within an
+    object has no source of its own.
     """
     while path and path not in sources:
         path = path.rpartition(".")[0]
@@ -144,7 +144,7 @@ def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
 
 
 def _results(jobs: Sequence[Job], gpu_minutes: Sequence[float]) -> Iterator[ComparedResult]:
-    """Yield the figures that one of the jobs has."""
+    """Yield the figures that at least one of the jobs has."""
     figures: dict[str, list[float | None]] = {path: [_number(job.result, path) for job in jobs] for path in RESULTS}
     figures["seconds"] = [
         (job.finished_at - job.started_at).total_seconds() if job.started_at and job.finished_at else None
@@ -167,7 +167,7 @@ def _number(result: Mapping[str, Any], path: str) -> float | None:
 
 
 def _equal_answers(result: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return how many sample answers equal the reference, and of how many; None if the run drew none."""
+    """Return how many sample answers equal the reference, and the number of samples; None if the run did not draw any."""
     samples = (result.get("self_evaluation") or {}).get("sample_answers") or []
     equal = [str(sample.get("tuned") or "").strip() == str(sample.get("reference") or "").strip() for sample in samples]
     return (sum(equal), len(equal)) if equal else None

@@ -15,16 +15,20 @@ from api.sign_in.transport import check_same_origin, is_secure
 from shared.database.callers.sign_ins import LONGEST_AGE, SignInHalves
 
 SIGN_IN_HEADER = "X-Mens-Sign-In"
-"""With a custom header, a browser sends a preflight before any request from another origin, and that is refused."""
+"""Because this header is a custom one, a browser sends a preflight before any request from another origin, and the
+preflight is refused.
+"""
 _RAW_HEADER = SIGN_IN_HEADER.lower().encode()
 
 
 def cookie_name(settings: ApiSettings) -> str:
-    """Return the cookie's name. Each installation of a machine has its own, because cookies ignore ports."""
+    """Return the cookie's name. Each installation of a machine has a cookie name of its own, because cookies ignore
+    ports.
+    """
     parts = urlsplit(settings.database_url)
     where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # without the password, which changes
     name = f"mens-{hashlib.sha256(where.encode()).hexdigest()[:8]}"
-    # With this prefix a browser takes it from this very host and over HTTPS only.
+    # With this prefix a browser accepts the cookie only from this host and over HTTPS.
     return f"__Host-{name}" if is_secure(settings.public_url) else name
 
 

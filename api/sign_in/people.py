@@ -20,7 +20,7 @@ def person_of(claims: Mapping[str, Any], settings: ApiSettings) -> Person:
 
     Args:
         claims: claims of a verified ID token.
-        settings: with the rules.
+        settings: settings with the rules.
 
     Raises:
         Forbidden: ``SIGN_IN_GROUPS_MISSING``, ``SIGN_IN_NO_ROLE``.
@@ -42,7 +42,7 @@ def person_of(claims: Mapping[str, Any], settings: ApiSettings) -> Person:
 
 
 def name_of(claims: Mapping[str, Any]) -> str:
-    """Return what people call a person: their e-mail address, else a name. It decides nothing."""
+    """Return a person's displayed name: the e-mail address, else a name. Rights do not depend on it."""
     for claim in NAME_CLAIMS:
         if claim == "email" and claims.get("email_verified") is False:
             continue
@@ -61,7 +61,8 @@ def _groups(claims: Mapping[str, Any], claim: str) -> set[str]:
     groups = claims.get(claim)
     if isinstance(groups, list) and all(isinstance(group, str) for group in groups):
         return set(groups)
-    # Some send a link (`_claim_names`) in place of too many groups; it is not followed, since it needs a token of the person.
+    # Some providers send a link (`_claim_names`) in place of too many groups; the link is not followed, since that
+    # needs the person's token.
     fault = "is not a list of names" if claim in claims else "is missing"
     raise Forbidden(
         Code.SIGN_IN_GROUPS_MISSING,

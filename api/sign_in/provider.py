@@ -1,8 +1,9 @@
-"""The identity provider that people sign in through (OpenID Connect): its addresses, and whom its answer names.
+"""The identity provider that people sign in through (OpenID Connect): its addresses, and the person that its answer
+names.
 
-The authorization code flow with PKCE. Authlib builds the requests and checks the claims, joserfc the signature; both are imported
-only where a provider is configured. Addresses are kept for minutes; keys are asked for at each sign-in, so that a key that
-the provider has withdrawn or replaced needs no rule. No token of the provider is kept.
+The authorization code flow with PKCE. Authlib builds the requests and checks the claims, joserfc the signature; both
+are imported only where a provider is configured. Addresses are kept for minutes; keys are requested at each sign-in, so
+a key that the provider has withdrawn or replaced is never used. No token of the provider is kept.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from shared.errors import Code, MensError, Unauthenticated, Unavailable
 from shared.http_retry import authorities, describe_outcome, is_temporary, keyed_client
 
 ALGORITHMS = ("RS256", "PS256", "ES256", "EdDSA")
-"""Signatures that are accepted: by a private key of the provider only, so neither ``none`` nor one by a shared secret."""
+"""Accepted signature algorithms: only those with a private key of the provider, so neither ``none`` nor an algorithm
+with a shared secret.
+"""
 KEY_TYPES = {"RSA", "EC", "OKP"}
 LEEWAY_SECONDS = 30
 """Largest difference between the clocks of provider and API."""
@@ -33,9 +36,13 @@ READ_SECONDS, TOTAL_SECONDS = 5.0, 10.0
 MOST_BYTES = 256 << 10
 """Largest answer of the provider."""
 DISCOVERY_SECONDS, FAILURE_SECONDS = 300.0, 3.0
-"""How long the provider's addresses are kept, and a failure to get them: strangers cause such requests."""
+"""Seconds for which the provider's addresses, and a failure to get them, are kept, because strangers can cause such
+requests.
+"""
 SUBJECT_PATTERN = r"[\x20-\x7e]{1,255}"
-"""Name of a person at the provider, as OpenID Connect limits it, in one line: it stands in the audit log."""
+"""Pattern of a person's name at the provider: OpenID Connect limits its length, and it is a single line because it is
+shown in the audit log.
+"""
 DISCOVERY = "/.well-known/openid-configuration"
 
 
@@ -43,7 +50,7 @@ class IdentityProvider:
     """Requests to the provider that the settings name. Used by several threads at once.
 
     Args:
-        settings: with an issuer.
+        settings: settings that name an issuer.
     """
 
     def __init__(self, settings: ApiSettings) -> None:
@@ -64,7 +71,7 @@ class IdentityProvider:
         self._http.close()
 
     def check(self) -> None:
-        """Find the provider's addresses, so that nothing is kept of a sign-in that cannot begin.
+        """Find the provider's addresses before a sign-in is stored that could not begin.
 
         Raises:
             Unavailable: ``SIGN_IN_PROVIDER_UNAVAILABLE``. Unauthenticated: ``SIGN_IN_PROVIDER_INVALID``.
@@ -72,10 +79,10 @@ class IdentityProvider:
         self._metadata()
 
     def authorization_url(self, pending: PendingSignIn, state: str) -> str:
-        """Return the address at the provider where the browser goes to sign in.
+        """Return the provider's address to which the browser goes to sign in.
 
         Raises:
-            Unavailable, Unauthenticated: as :meth:`check`.
+            Unavailable, Unauthenticated: the errors of :meth:`check`.
         """
         from authlib.oauth2.client import OAuth2Client
 
@@ -94,12 +101,13 @@ class IdentityProvider:
 
         Args:
             pending: the sign-in that the code answers.
-            code: code of the provider's answer; it counts once.
+            code: code of the provider's answer; it can be used once.
             issuer: issuer of the provider's answer (RFC 9207); None: it has none.
 
         Raises:
-            Unavailable: ``SIGN_IN_PROVIDER_UNAVAILABLE``. Unauthenticated: ``SIGN_IN_PROVIDER_INVALID``: the code is refused, or
-                the statement is not this provider's, for this installation, for this sign-in, and of now.
+            Unavailable: ``SIGN_IN_PROVIDER_UNAVAILABLE``. Unauthenticated: ``SIGN_IN_PROVIDER_INVALID``: the code is
+                refused, or the statement is expired or is not from this provider, for this installation and for this
+                sign-in.
         """
         is_required = self._metadata().get("authorization_response_iss_parameter_supported") is True
         if issuer != self._issuer and (issuer is not None or is_required):
@@ -109,8 +117,8 @@ class IdentityProvider:
         return self._verified(token, keys if isinstance(keys, list) else [], pending.nonce)
 
     def end_session_url(self, return_to: str) -> str | None:
-        """Return the address at which the provider ends its own session, as last found; None if it has none, or this process
-        has not found its addresses yet. Signing out does not wait for the provider, or for threads that do.
+        """Return the address at which the provider ends its own session; None if the provider has none, or this process
+        has not found the provider's addresses yet. Signing out does not wait for the provider, or for threads that do.
         """
         from authlib.common.urls import add_params_to_uri
 
@@ -137,7 +145,9 @@ class IdentityProvider:
         return self._ask("POST", url, headers, body)
 
     def _auth_method(self) -> str:
-        """Return how the client's secret is sent: in the body where that is possible, since headers leave open how it is encoded."""
+        """Return how the client's secret is sent: in the body where possible, since its encoding in a header is
+        ambiguous.
+        """
         supported = self._metadata().get("token_endpoint_auth_methods_supported")
         if not self._secret:
             return "none"
@@ -145,7 +155,7 @@ class IdentityProvider:
         return "client_secret_post" if is_by_body else "client_secret_basic"
 
     def _verified(self, token: Mapping[str, Any], keys: list[Any], nonce: str) -> dict[str, Any]:
-        """Return the claims of an ID token whose signature and claims are right."""
+        """Return the claims of an ID token after checking its signature and claims."""
         from authlib.oidc.core import CodeIDToken
         from joserfc import jwt
         from joserfc.errors import JoseError
@@ -154,7 +164,7 @@ class IdentityProvider:
 
         imported_keys = []
         for key in keys:
-            # One of a kind that joserfc does not know makes the others no worse.
+            # A key of a kind that joserfc does not know does not invalidate the other keys.
             with suppress(JoseError, ValueError, TypeError, KeyError):
                 if key["kty"] in KEY_TYPES and key.get("use", "sig") == "sig":
                     imported_keys.append(import_key(key))
@@ -170,7 +180,7 @@ class IdentityProvider:
             claims = CodeIDToken(signed.claims, signed.header, options, parameters)
             claims.validate(leeway=LEEWAY_SECONDS)
         except (JoseError, ValueError, TypeError, KeyError, AttributeError) as error:
-            # A stranger may have chosen the token's contents, so the message has the kind of fault only.
+            # A stranger may have chosen the token's contents, so the message names only the kind of fault.
             raise _invalid(f"its ID token is not valid ({type(error).__name__}{_claim_of(error)})") from None
         if not isinstance(claims["sub"], str) or not re.fullmatch(SUBJECT_PATTERN, claims["sub"]):
             raise _invalid("its ID token has no valid subject")
@@ -199,7 +209,9 @@ class IdentityProvider:
         return self._safe_address(self._metadata(), name)
 
     def _safe_address(self, metadata: Mapping[str, Any], name: str) -> str:
-        """Return one of the provider's addresses: by HTTPS, as its issuer; plain HTTP only where the issuer is, on this machine."""
+        """Return one of the provider's addresses. It must use HTTPS, like the issuer; plain HTTP is allowed only if the
+        issuer uses it, on this machine.
+        """
         url = metadata.get(name)
         parts = urlsplit(url) if isinstance(url, str) else None
         issuer = urlsplit(self._issuer)
@@ -213,7 +225,7 @@ class IdentityProvider:
     def _ask(
         self, method: str, url: str, headers: Mapping[str, str] | None = None, body: str | None = None
     ) -> dict[str, Any]:
-        """Return the JSON object that the provider answers, within limits of size and time. Redirects are not followed."""
+        """Return the JSON object of the provider's answer, within limits of size and time. Redirects are not followed."""
         began, content = time.monotonic(), bytearray()
         # Uncompressed, so that a small answer does not become a large one.
         request_headers = {"Accept": "application/json", "Accept-Encoding": "identity", **(headers or {})}
@@ -241,7 +253,7 @@ class IdentityProvider:
 
 
 def _claim_of(error: Exception) -> str:
-    """Return which claim is wrong, of those that are checked."""
+    """Return the name of the wrong claim among those that are checked."""
     claim = getattr(error, "claim", None)
     return f": {claim}" if claim in {"iss", "aud", "azp", "exp", "iat", "nbf", "nonce", "sub"} else ""
 

@@ -1,6 +1,6 @@
-"""How browsers reach the API: by HTTPS, or by plain HTTP on their own machine; elsewhere a sign-in is refused.
+"""How browsers reach the API: by HTTPS, or by plain HTTP on their own machine; otherwise a sign-in is refused.
 
-Whether it is HTTPS, the setting says: the API's own connection is plain HTTP behind the proxy that does TLS.
+A setting says whether they use HTTPS, because behind a proxy with TLS the API's own connection is plain HTTP.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ def is_secure(public_url: str) -> bool:
 
 
 def check_transport(public_url: str, headers: Headers) -> None:
-    """Refuse to sign in where others on the way could read both halves.
+    """Refuse a sign-in if others in the network could read both halves.
 
     Args:
-        public_url: address by which browsers reach the API, by the settings; empty: only their own machine's.
+        public_url: address by which browsers reach the API, from the settings; empty: they reach it only on their own
+            machine.
         headers: the request's headers.
 
     Raises:
@@ -48,7 +49,7 @@ def check_transport(public_url: str, headers: Headers) -> None:
 
 
 def check_same_origin(headers: Headers) -> None:
-    """Refuse a request that another site's page has caused, where the browser says so.
+    """Refuse a request that another site's page has caused, if the browser reports this.
 
     Raises:
         Forbidden: ``SIGN_IN_CROSS_SITE``.
@@ -73,7 +74,7 @@ def is_loopback(address: str) -> bool:
 
 
 def page_origin(public_url: str, headers: Headers) -> str:
-    """Return the origin of the console in the browser, of a request that :func:`check_transport` has let in."""
+    """Return the origin of the console in the browser, for a request that has passed :func:`check_transport`."""
     if public_url:
         return public_url.rstrip("/")
     # Behind a proxy that replaces Host, Origin still has the address in the browser.

@@ -1,6 +1,6 @@
 """Access log: every request has a line in the log, with its id, and counts in the metrics.
 
-Uvicorn would log before it sends the first byte; here no response waits for the log.
+Uvicorn would log before it sends the first byte; here the line is written after the response.
 """
 
 from __future__ import annotations

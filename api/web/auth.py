@@ -57,7 +57,8 @@ async def require_caller(services: ServicesDep, key: KeyDep, tenant: TenantHeade
 
     Raises:
         Forbidden: ``TENANT_FORBIDDEN``: the key may not act for that tenant.
-        NotFound: ``TENANT_NOT_FOUND``: the tenant never had a key; a typing error would create a tenant that no key sees.
+        NotFound: ``TENANT_NOT_FOUND``: the tenant never had a key; accepting a misspelt name would create a tenant that
+            no key can see.
     """
     caller = Caller(key, tenant or key.tenant, key.role)
     if caller.tenant != key.tenant and not caller.is_operator:

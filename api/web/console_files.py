@@ -21,7 +21,9 @@ MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""Types of the files that are sent; licences, types and lists of versions are for those who read the source."""
+"""Types of the files that are sent. Licences, type declarations and lists of versions are not sent, because only
+readers of the source need them.
+"""
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -49,7 +51,7 @@ class ConsoleFile:
 
     @classmethod
     def of(cls, name: str, body: bytes) -> ConsoleFile:
-        """Return the file, compressed as well; without a time, so that each process has the same bytes."""
+        """Return the file with its compressed form, which has no timestamp, so that each process has the same bytes."""
         return cls(MEDIA_TYPES[Path(name).suffix], body, gzip.compress(body, mtime=0))
 
 

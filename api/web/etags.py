@@ -14,18 +14,18 @@ from starlette.types import Message, Scope, Send
 
 JSON = "application/json"
 OF_THE_BODY = ("content-length", "content-type")
-"""Headers that a response without a body does not have."""
+"""Headers that are left out of a response without a body."""
 
 
 def with_etags(scope: Scope, send: Send) -> Send:
-    """Return the function that sends the response to a GET: it adds the ETag, and compares it with those that the caller
-    has.
+    """Return the function that sends the response to a GET: it adds the ETag, and compares it with the ETags that the
+    caller has.
     """
     known_etags, held = Headers(scope=scope).get("if-none-match", ""), list[Message]()
 
     async def send_tagged(message: Message) -> None:
         if message["type"] == "http.response.start" and _is_whole_json(message):
-            held.append(message)  # until its body is known
+            held.append(message)  # the start is held back until the body is known
             return
         if held:
             start = held.pop()
@@ -38,7 +38,9 @@ def with_etags(scope: Scope, send: Send) -> Send:
 
 
 def is_known(etag: str, known_etags: str) -> bool:
-    """Return whether an ETag is among those of a value of If-None-Match; weak ones and others count as equal."""
+    """Return whether an ETag is among those of a value of If-None-Match; a weak ETag equals a strong one with the same
+    value.
+    """
     return known_etags == "*" or etag.removeprefix("W/") in (
         tag.strip().removeprefix("W/") for tag in known_etags.split(",")
     )

@@ -25,7 +25,7 @@ from shared.observability.log_context import begin_ids, end_ids
 from shared.observability.tracing import is_tracing
 
 CALLERS_ID = re.compile(rb"[!-~]{1,128}")
-"""Callers' ids that are kept: visible ASCII. They also go into headers and logs of other processes."""
+"""Pattern of callers' ids that are kept: visible ASCII. They also go into headers and logs of other processes."""
 
 
 class ExchangeMiddleware:

@@ -6,8 +6,8 @@ from starlette.types import Message, Receive, Send
 
 
 def without_body(receive: Receive, send: Send) -> tuple[Receive, Send]:
-    """Return the functions for the answer to a GET of which only the head is sent; an endless body ends too, because its
-    client counts as disconnected once the head is sent.
+    """Return the functions for answering a GET with only the head. An endless body ends too, because the client counts
+    as disconnected once the head is sent.
     """
     is_sent = False
 

@@ -1,7 +1,7 @@
 """Job polls: answers a poll of an unchanged job with 304, without the database and without the application.
 
 The cost of a poll decides how often dashboards may poll. Such a poll has no line in the access log, where polls would
-be the majority, and no id but its caller's. Every other answer to a poll is the route's (`api/routes/jobs.py`).
+be the majority, and no id but its caller's. The route (`api/routes/jobs.py`) gives every other answer to a poll.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def unchanged_job(services: Services, url: bytes, headers: list[tuple[bytes, byt
 
     Args:
         services: the API's services.
-        url: URL with or without a query, which matters only for a job that has changed.
+        url: URL with or without a query; the query matters only for a job that has changed.
         headers: headers of the request, names in lower case.
     """
     if not url.startswith(JOB_PATH):

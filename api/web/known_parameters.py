@@ -1,4 +1,4 @@
-"""Known parameters: a native route refuses a query parameter that it does not have, as it refuses such a field of a body.
+"""Known parameters: a native route refuses an unknown query parameter, as it refuses an unknown field of a body.
 
 Otherwise a misspelt filter would return everything. On the routes of OpenAI and Ollama, whose clients may send parameters
 of their own, unknown ones are ignored.

@@ -1,7 +1,7 @@
 """Multipart bodies with a file: written to storage and hashed as they arrive, in whatever order a client sends the parts.
 
-Python's OpenAI client sends ``purpose`` first, Node's sends the file first; neither the file nor a part of it larger
-than one chunk is ever held in memory.
+Python's OpenAI client sends ``purpose`` first, Node's sends the file first; at most one chunk of the file is held in
+memory at a time.
 """
 
 from __future__ import annotations

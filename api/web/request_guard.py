@@ -1,6 +1,6 @@
 """Request guard: no request body is read or parsed before its key is known, and no body is too large or too slow.
 
-FastAPI parses a body before it resolves a route's dependencies, the key among them. So this middleware, outside
+FastAPI parses a body before it resolves a route's dependencies, the key among them. So this middleware, in front of
 everything except the exchange, authenticates each request, and stores the result for `api/web/auth.py` and the fast
 path.
 """
@@ -39,7 +39,7 @@ SIGN_IN_BODY = BodyRule(
         remedy="Send the fields that GET /v1/openapi.json names, and nothing else.",
     ),
 )
-"""For bodies of strangers."""
+"""Rule for bodies of callers without a key."""
 
 
 class RequestGuard:
@@ -76,7 +76,7 @@ class RequestGuard:
             respond = refused_fields_at if error.code == Code.REQUEST_INVALID else error_response_at
             response: Response = respond(scope["path"], error)
             if isinstance(error, TooSlow):
-                response.headers["Connection"] = "close"  # the rest may never arrive
+                response.headers["Connection"] = "close"  # the rest of the body may never arrive
             return await response(scope, receive, send)
         except ClientDisconnect:
             return await Response(status_code=CLIENT_GONE)(scope, receive, send)
@@ -105,7 +105,7 @@ def address_of(scope: Scope) -> str:
 
 
 def _is_keyless(scope: Scope) -> bool:
-    """Return whether a request is one of those that sign in: the ways to do so, or a sign-in without a key."""
+    """Return whether a request may come without a key: it begins or completes a sign-in."""
     method, path = scope["method"], scope["path"]
     if (method, path) in OPEN_ROUTES:
         return True
@@ -113,7 +113,9 @@ def _is_keyless(scope: Scope) -> bool:
 
 
 def _secret(settings: ApiSettings, scope: Scope) -> Secret:
-    """Return the secret of a request: its key's, or both halves of a sign-in if it has no header ``Authorization``."""
+    """Return the secret of a request: the secret of its key, or both halves of a sign-in if it has no header
+    ``Authorization``.
+    """
     header = next((value for name, value in scope["headers"] if name == b"authorization"), None)
     if header is None and (halves := halves_of(settings, scope)):
         return halves

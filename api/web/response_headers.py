@@ -31,12 +31,12 @@ Headers = list[tuple[bytes, bytes]]
 
 async def with_own_headers(headers: Headers, scope: Scope, request_id: bytes, started: float) -> Headers:
     """Return a response's headers with Mens's own: ``x-ratelimit-…`` on model routes, ``openai-version`` and
-    ``openai-processing-ms`` on OpenAI's routes, those for browsers under ``/v1/``, and ``x-request-id``.
+    ``openai-processing-ms`` on OpenAI's routes, the headers for browsers under ``/v1/``, and ``x-request-id``.
 
     Args:
         headers: the route's headers.
         scope: the request as routes see it.
-        request_id: replaces an id that the route has set.
+        request_id: the id of the request, which replaces an id that the route has set.
         started: when the request began, by ``time.perf_counter``; OpenAI's time is until the response begins.
     """
     own = [pair for pair in headers if pair[0] != ID_HEADER]

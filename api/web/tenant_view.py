@@ -1,6 +1,6 @@
 """Tenant view: the jobs, files, evals, adapters, aliases, names, policies, receipts and webhook endpoints that a caller sees and may change.
 
-Routes reach these only through the view, so that none can forget to limit its results to the caller's tenant.
+Routes reach these only through the view, so that every result is limited to the caller's tenant.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shared.retention.shutdown_dates import ShutdownDates, shutdown_dates
 
 
 class TenantView:
-    """The verbs of the database, limited to one tenant. Each repository is made when a route uses it.
+    """The verbs of the database, limited to one tenant. Each repository is created when a route first uses it.
 
     Attributes:
         lookup: the gateway's cache of names.
@@ -56,12 +56,12 @@ class TenantView:
 
     @property
     def files(self) -> Files:
-        """Its files."""
+        """The tenant's files."""
         return self._services.files.of(self._tenant)
 
     @property
     def uploads(self) -> Uploads:
-        """Its uploads in parts."""
+        """The tenant's uploads in parts."""
         return self._services.uploads.of(self._tenant)
 
     def checkpoints(self, job: Job) -> list[Adapter]:
@@ -77,58 +77,58 @@ class TenantView:
         return sorted(shown, key=lambda checkpoint: (checkpoint.final, checkpoint.step), reverse=True)
 
     def shutdown_dates(self, adapters: Iterable[Adapter | PublishedAdapter]) -> ShutdownDates:
-        """Days on which retention deletes these adapters, by tenant and id."""
+        """Return the days on which retention deletes these adapters, by tenant and id."""
         jobs = {adapter.job_id for adapter in adapters}
         return shutdown_dates(self._services.database, self._services.settings, jobs)
 
     @property
     def adapters(self) -> Adapters:
-        """The adapters that it sees."""
+        """The adapters that the tenant sees."""
         return self._services.adapters.of(self._tenant)
 
     @property
     def aliases(self) -> Aliases:
-        """The aliases that it sees."""
+        """The aliases that the tenant sees."""
         return self._services.aliases.of(self._tenant)
 
     @property
     def names(self) -> ForeignNames:
-        """Its foreign names."""
+        """The tenant's foreign names."""
         return ForeignNames(self._services.database, self._tenant)
 
     @property
     def deletions(self) -> Deletions:
-        """Deletions of its objects."""
+        """Deletions of the tenant's objects."""
         return Deletions(self._services.database, self._tenant)
 
     @property
     def policies(self) -> Policies:
-        """Its gate policies."""
+        """The tenant's gate policies."""
         return Policies(self._services.database, self._tenant)
 
     @property
     def receipts(self) -> Receipts:
-        """Receipts of its gates."""
+        """Receipts of the tenant's gates."""
         return Receipts(self._services.database, self._tenant)
 
     @property
     def shadow_comparisons(self) -> ShadowComparisons:
-        """Its shadow comparisons."""
+        """The tenant's shadow comparisons."""
         return ShadowComparisons(self._services.database, self._tenant)
 
     @property
     def evals(self) -> Evals:
-        """Its evals."""
+        """The tenant's evals."""
         return Evals(self._services.database, self._tenant)
 
     @property
     def eval_runs(self) -> EvalRuns:
-        """Runs of its evals."""
+        """Runs of the tenant's evals."""
         return EvalRuns(self._services.database, self._tenant)
 
     @property
     def webhook_endpoints(self) -> Endpoints:
-        """Its webhook endpoints."""
+        """The tenant's webhook endpoints."""
         return Endpoints(self._services.database, self._tenant)
 
     @property
@@ -137,7 +137,7 @@ class TenantView:
         return EvalItems(self._services.database)
 
     def job(self, job_id: str) -> Job:
-        """Return a job. A caller who reads that it succeeded finds its alias moved in the next request.
+        """Return a job. A caller who reads that the job succeeded finds its alias moved in the next request.
 
         Raises:
             NotFound: ``JOB_NOT_FOUND``.

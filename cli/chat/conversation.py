@@ -68,7 +68,7 @@ class Conversation:
 
         Args:
             message: the user's.
-            begun: called with this conversation when the answer begins, and it is known who gives it.
+            begun: called with this conversation when the answer begins and its adapter is known.
         """
         question = {"role": "user", "content": message}
         system = [{"role": "system", "content": self.system}] if self.system else []
@@ -76,7 +76,7 @@ class Conversation:
         written, finish_reason = "", None
         for choice in self._choices(body | self.settings.fields(), begun):
             part = choice.get("delta", {}).get("content") or ""
-            # Into a file or a pipe the answer goes as it is.
+            # In a file or a pipe the answer stays unchanged.
             typer.echo(printable(part) if sys.stdout.isatty() else part, nl=False)
             written, finish_reason = written + part, choice.get("finish_reason") or finish_reason
         typer.echo()
@@ -102,5 +102,5 @@ class Conversation:
 
 
 def echo_title(conversation: Conversation) -> None:
-    """Print who answers, above the answer."""
+    """Print the name of the answering model above the answer."""
     typer.secho(f"{conversation.title}:", bold=True)

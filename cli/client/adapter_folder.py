@@ -27,7 +27,7 @@ class AdapterFiles(NamedTuple):
 
 
 def read_adapter_folder(path: Path, description: Path | None) -> AdapterFiles:
-    """Find and check the files before gigabytes are uploaded in vain; end the command if a file is missing.
+    """Find and check the files before gigabytes are uploaded; end the command if a file is missing.
 
     Args:
         path: the folder, or the weights in it.
@@ -64,7 +64,7 @@ def find_files(path: Path, sidecar: Path | None) -> tuple[Path, Path]:
         fail(
             f"{weights} is not a safetensors file; an adapter is {' or '.join(names)}, and pickle (.bin) is never read."
         )
-    # A folder that PEFT wrote may hold a manifest of ours too, which describes the same file by other names.
+    # A folder that PEFT wrote may also hold a manifest of Mens, which names the same file differently.
     described_by = (CONFIG_NAME,) if weights.name == WEIGHTS_NAME else DESCRIPTION_NAMES
     description = sidecar or next((file for name in described_by if (file := weights.with_name(name)).is_file()), None)
     if description is None:

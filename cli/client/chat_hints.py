@@ -17,13 +17,15 @@ from shared.model_card.evaluation_rows import MAX_CHARACTERS
 from shared.model_card.self_evaluation import RowSource, SampleAnswer
 
 LONGEST_SYSTEM, LONGEST_MESSAGE = 200, 80
-"""Most characters of an argument that is written out in a command."""
+"""Largest number of characters of an argument that is written out in a command."""
 ANY_ERROR = range(400, 600)
 """Statuses of responses without which a hint is left out: it must not hide the answer."""
 
 
 def describe_chat(job: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the command that chats with a job's published adapter; where its rows have a system turn, with that turn."""
+    """Yield the command that chats with a job's published adapter; the command includes the system turn if the job's
+    rows have one.
+    """
     result, alias = job["result"], job["result"].get("alias") or {"moved": False}
     name = alias["name"] if alias["moved"] else result.get("adapter_id")
     if not (job["state"] == "succeeded" and name and job["contract"].get("artifact", {}).get("publish")):
@@ -42,7 +44,7 @@ def describe_chat(job: Mapping[str, Any]) -> Iterator[str]:
 
 
 def describe_empty(name: str, system: str | None, max_tokens: int, finish_reason: str | None) -> str:
-    """Say that a model's answer was empty, and what may help: the system turn of its training, or more tokens."""
+    """Report that a model's answer was empty, and suggest the system turn of its training, or more tokens."""
     said = f"note: {name} returned an empty answer"
     if finish_reason == "length":
         return (

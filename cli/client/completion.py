@@ -15,7 +15,7 @@ TIMEOUT_SECONDS = 2.0
 
 
 def complete_job(incomplete: str) -> list[tuple[str, str]]:
-    """Return the newest jobs whose id begins or ends so, and what each is."""
+    """Return the newest jobs whose id begins or ends with the typed text, each with a description."""
     described = ((job["id"], f"{job['state']}, {job['name']} on {job['base_model']}") for job in _listed("/v1/jobs"))
     return [
         (name, description)
@@ -25,27 +25,27 @@ def complete_job(incomplete: str) -> list[tuple[str, str]]:
 
 
 def complete_file(incomplete: str) -> list[tuple[str, str]]:
-    """Return the newest files whose id begins so, with their names."""
+    """Return the newest files whose id begins with the typed text, with their names."""
     return _beginning(incomplete, ((file["id"], file["filename"]) for file in _listed("/v1/files")))
 
 
 def complete_alias(incomplete: str) -> list[tuple[str, str]]:
-    """Return aliases that begin so."""
+    """Return aliases that begin with the typed text."""
     return _beginning(incomplete, ((alias["name"], "alias") for alias in _listed("/v1/aliases")))
 
 
 def complete_model(incomplete: str) -> list[tuple[str, str]]:
-    """Return the names that `model` accepts and that begin so: bases, adapters, aliases."""
+    """Return the names that `model` accepts and that begin with the typed text: bases, adapters, aliases."""
     return _beginning(incomplete, _models())
 
 
 def complete_base(incomplete: str) -> list[tuple[str, str]]:
-    """Return bases that begin so."""
+    """Return bases that begin with the typed text."""
     return _beginning(incomplete, (model for model in _models() if model[1] == "base"))
 
 
 def complete_adapter(incomplete: str) -> list[tuple[str, str]]:
-    """Return ids of adapters that begin so."""
+    """Return ids of adapters that begin with the typed text."""
     return _beginning(incomplete, (model for model in _models() if model[1] == "adapter"))
 
 
@@ -58,7 +58,7 @@ def _beginning(incomplete: str, candidates: Iterator[tuple[str, str]]) -> list[t
 
 
 def _listed(path: str) -> list[Mapping[str, Any]]:
-    """Return the first page of a list; nothing if the installation cannot be asked, and no word about it."""
+    """Return the first page of a list; silently return an empty list if the installation cannot be reached."""
     query: dict[str, Any] = {"limit": PAGE} if path in ("/v1/jobs", "/v1/files") else {}
     query |= {"view": "summary"} if path == "/v1/jobs" else {}
     with suppress(Exception), redirect_stderr(io.StringIO()), connect().client(timeout=TIMEOUT_SECONDS) as client:

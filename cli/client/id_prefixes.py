@@ -1,4 +1,4 @@
-"""Shortened ids: a part that only one id has stands for it. The API accepts only full ids.
+"""Shortened ids: a part that only one id has stands for this id. The API accepts only full ids.
 
 A part is the id's beginning or its end, ``ftjob-01m8`` or ``3fk2a8``, or both with ``…`` between them, as tables show it.
 """
@@ -29,7 +29,7 @@ class RowIds:
     """Ids of one kind of rows, and the list that has them, greatest id first.
 
     Attributes:
-        prefix: what all of them begin with.
+        prefix: the prefix of all ids.
         path: route of the list.
         query: parameters of every page.
         search: parameter for a part of the id; without one, all pages are read.
@@ -59,7 +59,9 @@ class RowIds:
         return self.among(text, self._containing(part))
 
     def among(self, text: str, ids: Iterable[str]) -> str:
-        """Return the one of some ids that a part stands for, as :meth:`resolve` does; the ids are read only if necessary."""
+        """Return the id among the given ones that a part stands for, like :meth:`resolve`; the ids are read only if
+        necessary.
+        """
         part = Part.of(text)
         if self._is_whole(text, part):
             return text
@@ -72,9 +74,9 @@ class RowIds:
         return text.startswith(self.prefix) or (len(text) >= LEAST_CHARS and text.isalnum())
 
     def _from(self, start: str) -> list[str]:
-        """Return the ids that begin so, a few more than are listed."""
-        # The greatest id is first, so a page that begins after the start filled up with the last letter, once more than an
-        # id has, begins with the ids that begin so.
+        """Return the ids that begin with the part, a few more than are listed."""
+        # The list begins with the greatest id. The part padded with the last letter, to one more character than an id
+        # has, is greater than all ids that begin with the part, so the page after it begins with them.
         after = start.ljust(self.length + 1, "z")
         page = find_all(self.path, **self.query, after=after, limit=LISTED_IDS + 1)
         return [row["id"] for row in page if row["id"].startswith(start)]
@@ -82,7 +84,7 @@ class RowIds:
     def _containing(self, part: Part) -> Iterable[str]:
         if self.search is None:
             return (row["id"] for row in find_pages(self.path, **self.query))
-        # One page: the search also matches fields that are not ids, and more of the id is quickly typed.
+        # Only one page is read: the search also matches other fields, and the user can easily type more of the id.
         rows = find_all(self.path, **self.query, limit=PAGE, **{self.search: part.end or part.start})
         return (row["id"] for row in rows)
 

@@ -34,7 +34,7 @@ def follow(job_id: str, console: Console, connection: Connection | None = None) 
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        # An explanation of the queue names models, which are others' words.
+        # An explanation of the queue contains names of models that other users chose.
         TextColumn("{task.fields[facts]}", markup=False),
     )
     with Progress(*columns, console=console, transient=False, disable=not console.is_terminal) as bar:
@@ -138,7 +138,7 @@ def describe_progress(job: dict[str, Any]) -> str:
         case TrainingProgress():
             parts, eta = [f"step {progress.step}/{progress.total_steps}"], progress.eta_seconds
             parts += [f"loss {progress.loss:.3f}"] if progress.loss is not None else []
-        # Its last count may be short of the end, and would look like a fault of a job that has gone on or succeeded.
+        # The last count may be below the total, and would look like a fault of a job that has continued or succeeded.
         case SelfEvaluationProgress() if job.get("stage") != Stage.SELF_EVALUATION:
             parts = []
         case SelfEvaluationProgress():

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 UNSAID: Mapping[str, Any] = {"code": "", "message": "", "remedy": "", "param": None, "details": {}, "retryable": False}
-"""Every field of an error, with empty values."""
+"""All fields of an error, with empty values."""
 _json: ContextVar[bool] = ContextVar("json", default=False)
 
 

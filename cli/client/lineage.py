@@ -19,7 +19,7 @@ def describe_lineage(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     Args:
         manifest: the adapter's manifest as JSON.
     """
-    if "base_digests" not in manifest:  # the record of another kind of artifact
+    if "base_digests" not in manifest:  # this is the record of another kind of artifact
         return
     digests = manifest["base_digests"]
     yield "base", f"{manifest['base_model']}, {counted(len(digests), 'file')}, digest {digest_json(digests)}"

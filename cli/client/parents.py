@@ -16,7 +16,7 @@ def find_manifest(name: str) -> AdapterManifest:
     name = resolve_adapter_id(name)
     record = find(f"/v1/adapters/{quote(name, safe='')}")
     if record is None:
-        # A foreign name; of any other name, the API says that it does not exist.
+        # This is a foreign name, or the API reports that the name does not exist.
         model = call("GET", f"/v1/models/{quote(name, safe='')}")
         name = model["mens"].get("stands_for", {}).get("name", name)
         record = call("GET", f"/v1/adapters/{quote(name, safe='')}")
@@ -24,7 +24,8 @@ def find_manifest(name: str) -> AdapterManifest:
 
 
 def find_or_read_manifest(name: str) -> AdapterManifest:
-    """Return the manifest of an adapter's folder on this machine, else as :func:`find_manifest`.
+    """Return the manifest of an adapter's folder on this machine; without such a folder, the result of
+    :func:`find_manifest`.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_MANIFEST_INVALID``: the folder's manifest.

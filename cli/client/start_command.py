@@ -23,10 +23,10 @@ def start_command() -> str:
 
     If neither is known, it says that a base can be named.
     """
-    from shared.base_models.catalog import load_catalog  # `mens --help` does not need it
+    from shared.base_models.catalog import load_catalog  # imported here, because `mens --help` does not need it
 
     originals: dict[str, str] = {}
-    with suppress(MensError):  # a broken catalogue is the error of the command that needs it
+    with suppress(MensError):  # a command that needs the catalogue reports its fault
         bases = load_catalog(read_settings(Settings).catalog_path).bases
         originals = {base.name: base.twin_of.name if base.twin_of else base.name for base in bases}
     choices = {originals.get(_base.get() or "")} - {None} or set(originals.values())

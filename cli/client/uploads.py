@@ -85,7 +85,9 @@ def training_file(description: str) -> Any:
 
 
 class RequestUploads:
-    """Files that one request names. Each upload is a separate file, so those of a refused request serve no other."""
+    """Files that one request names. Each upload is a separate file, so no other request uses the files of a refused
+    one.
+    """
 
     def __init__(self) -> None:
         self._ids: list[str] = []
@@ -102,7 +104,7 @@ class RequestUploads:
     def send(self, path: str, **request: Any) -> Any:
         """Return the JSON body of the response to a POST; if it is refused, delete the files and end the command.
 
-        After an outage the files stay: the request may have been accepted nevertheless.
+        After an outage the files are kept, because the request may have been accepted.
         """
         response = send("POST", path, **request)
         if response.is_client_error:

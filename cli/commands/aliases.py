@@ -180,7 +180,7 @@ def rollback(
 def history(name: Name, limit: Annotated[int, typer.Option(help="Number of moves to show.")] = 100) -> None:
     """Show who moved an alias, when, why and where to; newest first."""
     moves = find_all(f"{_path(name)}/history", limit=limit)
-    # Only if a policy has ever required one.
+    # Shown only if a policy has ever required one.
     evidence = any(move.get("gate") for move in moves)
     rows = [
         (
@@ -264,7 +264,7 @@ def _describe_shadow(shadow: dict[str, Any] | None) -> str:
 
 
 def _describe_gate(gate: dict[str, Any] | None) -> str:
-    """Describe the basis of a move: receipts, or an admin's override of a policy; empty if no policy applied."""
+    """Describe the basis of a move: receipts, or an admin's override of a policy; empty if a policy did not apply."""
     if gate is None:
         return ""
     return f"OVERRIDE of {gate['policy']['name']}" if gate["override"] else ", ".join(gate["receipts"])
@@ -289,7 +289,7 @@ def _shadow(shadow: str | None, share: float, judged_by: str | None) -> dict[str
         if judged_by:
             fail("--shadow-eval needs --shadow ADAPTER.")
         return None
-    # A target's share is written after its id, so users may try that for a shadow too.
+    # A target's share is written after its id, so users may try this form for a shadow too.
     adapter, *weight = re.split("[:=]", shadow, maxsplit=1)
     if weight:
         fail(f"{shadow!r} is not an adapter's id; its share is an option: --shadow {adapter} --shadow-share 0.5.")
@@ -321,7 +321,7 @@ def require_adapter_id(text: str) -> str:
 
 
 def _path(name: str) -> str:
-    # Checked here and not by the API alone: a request whose name has a slash would not reach the route.
+    # Also checked here, because a request with a slash in the name would not reach the API's route.
     if fault := describe_bad_name(name):
         fail_with(InvalidRequest(Code.NAME_INVALID, f"name: {fault}.", param="name"))
     return f"/v1/aliases/{quote(name, safe='')}"

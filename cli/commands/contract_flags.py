@@ -42,7 +42,7 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
 
     Raises:
         ContractRejected: ``CONTRACT_UNSUPPORTED`` for a flag that has a replacement; ``CONTRACT_INVALID`` or
-            ``UNKNOWN_BACKEND`` for one that is not a field.
+            ``UNKNOWN_BACKEND`` for a flag that is not a field.
     """
     flat: dict[str, Any] = {}
     waiting = list(arguments)

@@ -101,7 +101,7 @@ def ensure_real_base(settings: Settings) -> None:
     console.print("fetching SmolLM2-135M-Instruct (93 MB, once)")
     file = fetch_smollm2(settings.home / "downloads")
     console.print("converting it to safetensors (once, about 20 s)")
-    # The demo names its base itself, whatever a user calls the same file.
+    # The demo uses its own name for the base, even if the catalogue has the file under another name.
     add_gguf(settings, REAL_BASE, file, LICENSE, allow_copy=True)
 
 

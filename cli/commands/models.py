@@ -169,7 +169,8 @@ def look_up(name: str) -> dict[str, Any]:
     Returns:
         ``model``: as the list of models shows it; None for an adapter that is not published. ``adapters``: the adapter, or
         the targets and the shadow of the alias; none for a base. ``aliases``: those that point to one of the adapters.
-        For another provider's name these are of what it stands for, and ``foreign`` is that name's own entry.
+        For another provider's name, these values describe the model that it stands for, and ``foreign`` is the entry of
+        the name itself.
     """
     model = find(f"/v1/models/{quote(name, safe='')}")
     if model and model["mens"]["kind"] == "foreign":
@@ -183,7 +184,7 @@ def look_up(name: str) -> dict[str, Any]:
     adapters = []
     for adapter_id in ids:
         path = quote(adapter_id, safe="")
-        # If the adapter does not exist, raise the error for models, since a base would be one.
+        # If the adapter does not exist, raise the error for models, since the name could be a base's.
         adapters.append(find(f"/v1/adapters/{path}") or call("GET", f"/v1/models/{path}"))
     for adapter in adapters:
         path = f"/v1/receipts?adapter={quote(adapter['id'], safe='')}&limit=5"

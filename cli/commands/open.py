@@ -58,7 +58,7 @@ def _ways(connection: Connection) -> httpx.Response:
 
 
 def _new_code(connection: Connection) -> httpx.Response:
-    with connection.client(tenant="") as client:  # a sign-in is the key's own; the page chooses the tenant
+    with connection.client(tenant="") as client:  # a sign-in belongs to the key; the page chooses the tenant
         return client.post("/v1/sign_in_codes")
 
 

@@ -138,7 +138,7 @@ def plan(
                 other_seconds=rate.other_seconds,
             )
         options: dict[str, dict[str, Any]] = {
-            "model": {"hf_repo": base.name},  # not the typed path, which differs on another machine
+            "model": {"hf_repo": base.name},  # not the typed path, which would differ on another machine
             "data": {
                 "train_file": file.name,
                 "validation_file": validation.name if validation else None,
@@ -236,7 +236,8 @@ def _named_file(sections: Sections, field: str, option: str) -> Path | None:
     """Return a further data file that a contract file names: a path relative to the working folder.
 
     Raises:
-        ContractRejected: ``CONTRACT_INVALID``: the file is not here, e.g. it is an uploaded file's id.
+        ContractRejected: ``CONTRACT_INVALID``: the file does not exist on this machine, e.g. because the contract has
+            the id of an uploaded file.
     """
     name = sections.get("data", {}).get(field)
     if name is None or Path(str(name)).is_file():

@@ -24,7 +24,7 @@ def replicas(as_json: Annotated[bool, typer.Option("--json", callback=note_json,
     else:
         rows = []
         for replica in listed:
-            # One line, whatever the replica's error looks like.
+            # On one line, even if the replica's error has several.
             error = " ".join((replica["last_error"] or "").split())
             if error and (at := replica.get("last_error_at")):
                 error += f", {ago(time.time() - at)}"

@@ -73,7 +73,7 @@ def up(
     stop, cut = threading.Event(), threading.Event()
     install_signal_handlers(stop, cut)
     try:
-        # Before the base is built, which takes a while.
+        # Checked before the base is built, which takes a while.
         reserve(stack, console)
         chosen = chosen_bases(settings, base or [], default_base)
         report = partial(print_with_time, console)
@@ -96,7 +96,7 @@ def up(
     except StackFailed as error:
         fail_with(start_failed(error))
     finally:
-        # From here on Ctrl-C means "cut", also after a failure.
+        # From here on Ctrl-C stops everything at once, also after a failure.
         stop.set()
         stack.stop(cut)
     print_with_time(
@@ -126,7 +126,9 @@ def chosen_bases(settings: Settings, named: list[str], default_base: bool) -> li
 
 
 def print_unserved(settings: Settings, served: Sequence[str]) -> None:
-    """Warn of aliases whose adapters cannot be served now: their base is not, or only as its twin, which is another base to them."""
+    """Warn of aliases whose adapters cannot be served now: their base is not served, or only as its twin, which does
+    not count as their base.
+    """
     from shared.database.overview.base_users import aliases_by_base  # slow to import
 
     database = installed_database(settings)
@@ -187,7 +189,7 @@ def ensure_base(settings: Settings, base: str) -> str:
     console.print(
         f"building the tiny base model {base}: once, 15 s on an idle machine, up to some minutes on a busy one"
     )
-    build(settings, base, allow_copy=True)  # it is the default, whatever else the catalogue has
+    build(settings, base, allow_copy=True)  # it is the default, even if the catalogue has other bases
     return base
 
 
@@ -222,7 +224,7 @@ def watch(stack: Stack, console: Console, stop: threading.Event) -> None:
 
 
 def print_with_time(console: Console, line: str) -> None:
-    """Print a line with the time of day, since it may be read hours later."""
+    """Print a line with the time of day, because people may read it hours later."""
     console.print(f"{time.strftime('%H:%M:%S')} {line}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -1,5 +1,5 @@
-"""The weights that `mens up` serves of a base: its own, or its dequantised twin's, which are the weights that NF4
-training computes with.
+"""The weights that `mens up` serves for a base: the base's own weights, or those of its dequantised twin, with which
+NF4 training computes.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class ServedWeights(StrEnum):
 def choose_weights(
     settings: Settings, bases: Sequence[str], weights: ServedWeights, report: Callable[[str], None] = note
 ) -> list[str]:
-    """Return the name of the served model for each base, in order: its own, or its twin's, which is created if it is
-    missing.
+    """Return the name of the served model for each base, in order: the base itself, or its twin, which is created if it
+    is missing.
 
     A base that is itself a twin is unchanged. ``auto`` means the original, unless jobs without a set precision are
     trained over NF4 on this machine.
@@ -54,8 +54,8 @@ def choose_weights(
         report: receives why a twin is served, its name, and the cost of creating it.
 
     Raises:
-        InvalidRequest: ``SETTINGS_INVALID``: a twin would be rounded. Unavailable: ``STORAGE_FULL``: no room for a
-            requested twin; and the errors of :func:`cli.commands.bases.derived.dequantize`.
+        InvalidRequest: ``SETTINGS_INVALID``: a twin would be rounded. Unavailable: ``STORAGE_FULL``: the disk has too
+            little space for a requested twin; and the errors of :func:`cli.commands.bases.derived.dequantize`.
     """
     catalog, machine = load_catalog(settings.catalog_path), this_machine(settings, bases)
     rounded = [] if QUANTIZATION in os.environ else _rounded(settings, bases)
@@ -127,8 +127,8 @@ def _served_name(
 
 
 def nf4_reason(settings: Settings, base: BaseModelEntry, machine: Machine) -> str | None:
-    """Return why a job without a set precision on a base is trained over NF4 on a machine; None if it is not, or if
-    that is unknown.
+    """Return why a job without a set precision on a base is trained over NF4 on a machine; None if it is trained
+    without NF4, or if this is unknown.
     """
     config = _read_config(settings, base)
     on_gpu = machine.device == "cuda"
@@ -182,7 +182,7 @@ def make_twin(
         )
     name = f"{base.name}-nf4"
     if any(other.name == name for other in catalog.bases):
-        # It belongs to an earlier base of this name, or to another quantisation.
+        # The twin belongs to an earlier base of this name, or to another quantisation.
         name = f"{name}-{base.digest[:8]}"
     seconds = size / BYTES_PER_SECOND
     report(
@@ -193,7 +193,9 @@ def make_twin(
 
 
 def _read_config(settings: Settings, base: BaseModelEntry) -> ModelConfig | None:
-    """Return the config of a base; None if its files are missing here, or are invalid: its replica reports why."""
+    """Return the config of a base; None if its files are missing here or invalid; the base's replica reports the
+    reason.
+    """
     try:
         raw = (locate_fetched_base(base, settings) / "config.json").read_bytes()
         return parse_model_config(json_object(raw, "config.json", Code.MODEL_CONFIG_INVALID))

@@ -120,7 +120,7 @@ def _batches(file: Path) -> Iterator[Any]:
 
 
 def _slices(batch: Any) -> Iterator[Any]:
-    """Yield parts of a batch: as Python objects a row takes many times its bytes."""
+    """Yield parts of a batch, because as Python objects a row needs many times its bytes."""
     for start in range(0, batch.num_rows, BATCH_ROWS):
         yield batch.slice(start, BATCH_ROWS)
 

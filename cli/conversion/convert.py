@@ -42,7 +42,7 @@ class Rules:
 
     Attributes:
         form: form of every row; None to recognise each.
-        columns: Mens' names by the names of the source's columns; others are left out then.
+        columns: names of Mens by the names of the source's columns; other columns are then left out.
         tags: names that a program gives to the parts of a turn.
         options: the user's choices.
     """

@@ -45,7 +45,7 @@ _TURN_KEYS = frozenset(
 ) | frozenset(FLAGS)
 """Keys of a turn that Mens' reader knows."""
 _FLAG_KEYS = frozenset(("weight", *FLAGS))
-"""Those of them that say whether to train on the turn."""
+"""Keys of a turn that say whether to train on it."""
 _GEMINI_KEYS = frozenset(("role", "parts")) | _FLAG_KEYS
 """Keys of Gemini's contents that are read."""
 _PAIR = 2
@@ -100,7 +100,8 @@ class Reading:
         return None
 
     def take_text(self, *names: str) -> str:
-        """Return the same as a string; empty if none has a value.
+        """Return the value of the first key that has one as a string, and mark the key as used; empty if none has a
+        value.
 
         Raises:
             Dropped: ``ROW_FIELD_TYPE``.
@@ -342,7 +343,7 @@ def _preference(reading: Reading) -> list[Row]:
     if turns_of(reading.row):
         return [*_sharegpt(reading), *answer]
     if len(answer) > 1 and answer[0]["role"] in ("user", "system"):
-        for name in ("prompt", "question"):  # the same as the first of these turns
+        for name in ("prompt", "question"):  # equal to the first of these turns
             if name in reading.row and any(reading.row[name] == turn["content"] for turn in answer):
                 reading.used.add(name)
         if "prompt" not in reading.row or "prompt" in reading.used:

@@ -165,7 +165,7 @@ def _joined(parts: list[Any], options: RowOptions, outcome: RowOutcome) -> str:
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else ""
         if kind in {"image_url", "input_image", "image"}:
-            # Never the text alone: the model would learn to guess the answer.
+            # Do not keep only the text: the model would learn to guess the answer.
             raise _Dropped(DropReason.IMAGE)
         if kind in {"input_audio", "audio"}:
             raise _Dropped(DropReason.AUDIO)

@@ -1,4 +1,5 @@
-"""The rows of a file, whatever its form: JSONL, JSON, a table, Parquet, Arrow, a saved folder of datasets; read as a stream.
+"""The rows of a file in any supported form, read as a stream: JSONL, JSON, a table, Parquet, Arrow, a saved folder of
+datasets.
 
 The form is recognised by the content. A row has the number of the line where it begins; in forms without lines
 (Parquet, Arrow, a JSON array, which is often one line, a list inside a JSON object), rows are numbered from 1.
@@ -55,7 +56,7 @@ MAX_WRAPPED_BYTES = 1 << 30
 _READ_CHARACTERS = 1 << 20
 _MARK = codecs.BOM_UTF8
 FORMS_WITH_LINES = frozenset({FileForm.JSON_LINES, FileForm.JSON_DOCUMENTS, FileForm.TABLE})
-"""Forms whose rows are found by their lines; those of others by their number."""
+"""Forms whose rows are numbered by their lines; in other forms rows are counted."""
 
 
 class SourceRow(NamedTuple):
@@ -151,7 +152,7 @@ def _json_lines(file: BinaryIO) -> Iterator[SourceRow]:
         has_mark = line.startswith(_MARK)
         content = line.removeprefix(_MARK).rstrip(b"\r\n")
         if has_mark and not content:
-            continue  # a mark alone is not a line
+            continue  # a byte order mark alone is not a line
         try:
             value = msgspec.json.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -197,7 +198,7 @@ def _json_values(file: io.TextIOBase, path: Path, *, is_array: bool) -> Iterator
 
 
 def _skip(text: str, place: int) -> int:
-    """Return the place of the next value: after white space, and characters that open, divide and close an array."""
+    """Return the position of the next value, after white space and the characters that open, divide and close an array."""
     while place < len(text) and text[place] in " \t\r\n,[]":
         place += 1
     return place

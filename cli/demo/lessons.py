@@ -62,7 +62,9 @@ class Lesson:
 
 
 def tickets() -> Lesson:
-    """Messages of an on-call channel become tickets: JSON with four fields. The items' sentences are in no training row."""
+    """Messages of an on-call channel become tickets: JSON with four fields. Training rows do not contain the sentences
+    of the items.
+    """
     return Lesson(
         base=REAL_BASE,
         alias="tickets",

@@ -33,7 +33,7 @@ BETTER = (
     "Question:\n{{ item.messages }}\n\nFirst answer:\n{{ sample.output_text }}\n\nSecond answer:\n{{ sample.other.output_text }}"
 )
 MODEL_CHECKS = {"judge": (JUDGE, ["correct", "incorrect"]), "better": (BETTER, ["first", "second", "equal"])}
-"""The prompt of each check by a model, and its labels, of which the first one passes."""
+"""The prompt of each check by a model, and its labels; an answer with the first label passes."""
 
 
 def to_criterion(text: str) -> dict[str, Any]:

@@ -32,12 +32,12 @@ def cells(comparison: Comparison) -> tuple[str, ...]:
 def notes(
     named: Mapping[str, Comparison], margin: float, noise_floors: Mapping[str, float | None] | None = None
 ) -> list[str]:
-    """Return sentences on what a reader may not conclude from a table; empty if every result is not worse.
+    """Return sentences that warn of wrong conclusions from a table; empty if every result is shown to be not worse.
 
     Args:
         named: comparisons by criterion.
         margin: margin of the comparisons.
-        noise_floors: how far the old model differs from itself by each criterion, if it was run twice.
+        noise_floors: difference between two runs of the old model by each criterion, if it was run twice.
     """
     lines = []
     for name, comparison in named.items():

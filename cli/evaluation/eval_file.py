@@ -2,7 +2,7 @@
 files.
 
 An eval file is YAML or JSON: ``testing_criteria`` (OpenAI's graders), ``items`` or ``data`` (a JSONL file next to it),
-and where the defaults do not fit ``name``, ``input_messages`` and ``sampling_params``.
+and optionally ``name``, ``input_messages`` and ``sampling_params``.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def question(item: OutputItem) -> str:
 
 
 def errors(item: OutputItem) -> list[str]:
-    """Return why criteria could not judge an answer, or why it is missing; each reason once."""
+    """Return each reason why criteria could not judge an answer, or why the answer is missing, once."""
     all_errors = [(item.get("sample") or {}).get("error")]
     all_errors += [(result.get("mens") or {}).get("error") for result in item["results"]]
     return list(dict.fromkeys(f"{error.get('code')}: {error.get('message')}" for error in all_errors if error))

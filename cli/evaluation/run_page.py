@@ -92,7 +92,7 @@ def print_comparison(
 
 
 def _interval(items: Sequence[OutputItem], criterion: str, passed: int, judged: int) -> str:
-    """Return the interval of a criterion's rate: several answers to an item count as that item's."""
+    """Return the interval of a criterion's rate: several answers to an item are not counted as independent."""
     judgements = [
         (result["passed"], item["datasource_item_id"])
         for item in items

@@ -59,7 +59,7 @@ def write(
         names = write_original(downloaded.folder, target, downloaded.manifest)
         files = [
             path for path in files if path.name not in (*ADAPTER_FILES, SIGNATURE_NAME)
-        ]  # the signed file is not in it
+        ]  # this layout does not contain the signed file
         _copy(files, target)
         return f"{', '.join(names)} as the original reads them"
     _copy(files, target)

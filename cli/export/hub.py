@@ -37,6 +37,6 @@ def push(folder: Path, repository: str, *, message: str, endpoint: str | None, p
     try:
         api.create_repo(repository, private=private or None, exist_ok=True)
         commit = api.create_commit(repository, operations, commit_message=message)
-    except Exception as error:  # its own errors, its HTTP library's, and Python's
+    except Exception as error:  # errors of the hub's client, of its HTTP library, and of Python
         fail(f"The upload to the hub failed: {error.__cause__ or error}")
     return str(commit.commit_url)

@@ -33,7 +33,7 @@ class AdapterChat(PythonModel):
         otherwise the name in the adapter's manifest: a folder, or a name on the Hugging Face hub.
 
         Raises:
-            ValueError: that base has another chat template than the one that the adapter was trained with.
+            ValueError: this base's chat template differs from the one that the adapter was trained with.
         """
         from peft import PeftModel
         from transformers import AutoModelForCausalLM, AutoTokenizer

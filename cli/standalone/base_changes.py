@@ -18,7 +18,7 @@ def check_name(settings: Settings, name: str) -> None:
     Raises:
         InvalidRequest: ``NAME_INVALID``.
     """
-    # An existing base takes over no name; the installation may be elsewhere, or be started later.
+    # An existing base keeps its name; the installation may be on another machine, or be started later.
     if any(base.name == name for base in load_catalog(settings.catalog_path).bases):
         return
     database = installed_database(settings)
@@ -35,9 +35,9 @@ def check_name(settings: Settings, name: str) -> None:
 def refuse_copy(settings: Settings, name: str, is_same: Callable[[BaseModelEntry], bool]) -> None:
     """Refuse a second name for files that the catalogue has, since only one of the names would work everywhere.
 
-    A replica serves adapters by its base's digest, so they would train and answer under either name; but it answers for
-    the base itself under the name that it was started with, so a chat with the other name would be refused. The same
-    name again is not a copy: the entry is replaced, e.g. to change its learning rate.
+    A replica serves adapters by its base's digest, so adapters would train and answer under either name; but it answers
+    for the base itself under the name that it was started with, so a chat with the other name would be refused. The
+    same name again is not a copy: the entry is replaced, e.g. to change its learning rate.
 
     Args:
         is_same: whether an entry has the files that are to be added.

@@ -1,4 +1,4 @@
-"""Checks of a new base's folder, and the facts about it that people choose by."""
+"""Checks of a new base's folder, and the facts by which people choose a base."""
 
 from __future__ import annotations
 

@@ -95,13 +95,13 @@ def add(
         name: name in the catalogue.
         source: a relative path is relative to the catalogue, or, if it does not exist there, to the working directory.
         license: license, for the records.
-        learning_rate: as in :class:`BaseModelEntry`.
+        learning_rate: see :class:`BaseModelEntry`.
         checked: the folder was created by Mens.
         allow_copy: accept files that the catalogue has under another name.
 
     Raises:
-        MensError: it cannot be fetched, it can be neither tuned nor served, its name is an alias's, or the catalogue has its
-            files under another name.
+        MensError: the source cannot be fetched, it can be neither tuned nor served, an alias has its name, or the
+            catalogue has its files under another name.
     """
     from shared.base_models.hub import fetch  # the hub's client is slow to import
 

@@ -89,7 +89,7 @@ def find_cause(log: str) -> Cause | None:
         return coded[-1]
     if not causes:
         return None
-    # An exception that was raised while another was handled comes after it, and seldom says more; a validation error does.
+    # An exception that was raised while another was handled follows it, and only a validation error usually says more.
     stated = [cause for cause in causes if cause.remedy]
     return (stated or causes)[-1]
 

@@ -40,7 +40,7 @@ def add_gguf(
         name: name of the base; an existing base of that name is replaced if it is from the same file.
         file: the GGUF file; it is not needed afterwards.
         license: None takes the file's license.
-        learning_rate: as in :class:`BaseModelEntry`.
+        learning_rate: see :class:`BaseModelEntry`.
         allow_copy: accept a file that the catalogue has under another name.
 
     Raises:

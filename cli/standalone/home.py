@@ -51,8 +51,8 @@ def lock_home(home: Path) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            # The programs of a stack that was killed hold the lock for some seconds more; those of one whose process, which
-            # wrote its pid into the file, still lives do not end by themselves.
+            # After a stack was killed, its programs hold the lock for some more seconds. But if the process of the
+            # stack, whose pid is in the file, still lives, its programs do not end on their own.
             pid = os.pread(lock, 32, 0)
             owner_lives = pid.isdigit() and Path("/proc", pid.decode()).exists()
             if owner_lives or time.monotonic() > deadline:

@@ -20,23 +20,26 @@ from shared.gpus.torch_report import TorchGpu
 from shared.settings import Settings
 
 SERVING_SHARE, MOST_SHARE = 0.6, 0.9
-"""Share of the memory for all replicas together: by default, and if the weights need more than that."""
+"""Share of the memory for all replicas together: the default, and the largest share if the weights need more."""
 UTILIZATION, QUANTIZATION = "MENS_SERVING_GPU_MEMORY_UTILIZATION", "MENS_SERVING_QUANTIZATION"
 TRAINER_SHARE, LEAST_TRAINER_SHARE = "MENS_TRAINER_GPU_SHARE", 0.05
 BESIDE_WEIGHTS = 2 << 30
 """Memory of a replica in addition to its weights: the engine, adapters, and the KV cache of a few sequences."""
 ROUNDING = "fp8_per_channel"
-"""How a base is rounded that fits a GPU in no other way."""
+"""Rounding of a base that would not fit a GPU otherwise."""
 LINEAR_BYTES = {"mxfp8": 1 + 1 / 32, "mxfp4": 0.5 + 1 / 32}
-"""Bytes of a rounded weight of a linear layer; 1 in the other ways. The other weights keep their 16 bits."""
+"""Bytes of a rounded weight of a linear layer, for roundings that need other than 1. All other weights keep their 16
+bits.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
-    """Settings of all programs for the machine's GPUs, and in addition of each replica, in their order.
+    """Settings for the machine's GPUs: those of all programs, and further ones for each replica, in the replicas'
+    order.
 
     Attributes:
-        trainer_share: share of a GPU's memory that is the trainer's.
+        trainer_share: the trainer's share of a GPU's memory.
     """
 
     common: dict[str, str] = field(default_factory=dict)
@@ -72,8 +75,8 @@ def gpu_settings(settings: Settings, bases: Sequence[str], gpus: Sequence[TorchG
 
 
 def roundings(settings: Settings, bases: Sequence[str], memory: int) -> list[str | None]:
-    """Return how the weights of each base are rounded on a GPU: as the operator says, else the largest ones that would
-    not fit in 16 bit. Twins, whose values must stay exact, are not.
+    """Return how the weights of each base are rounded on a GPU: as the operator chose, else the largest bases are
+    rounded if not all fit in 16 bit. Twins are never rounded, because their values must stay exact.
     """
     entries = {entry.name: entry for entry in load_catalog(settings.catalog_path).bases}
     if chosen := os.environ.get(QUANTIZATION):
@@ -129,7 +132,7 @@ def _weight_bytes(settings: Settings, entry: BaseModelEntry | None, way: str | N
     if entry is None or not isinstance(entry.source, LocalSource):
         return 0
     path = settings.catalog_path.parent / entry.source.path / "config.json"
-    # A base's replica reports what is wrong with it.
+    # The base's replica reports the fault.
     with suppress(OSError, ValueError, MensError):
         config = parse_model_config(json.loads(path.read_bytes()))
         half = on_gpu or config.spec.hybrid or os.environ.get("MENS_SERVING_DTYPE") == "bfloat16"

@@ -1,4 +1,4 @@
-"""Ports of this machine: finds a free one, and tests whether a program responds on its own.
+"""Ports of this machine: finds a free one, and tests whether a program responds on its port.
 
 The ports are tested many times a second while everything else starts, so a test must cost almost nothing.
 """
@@ -28,7 +28,7 @@ def free_port() -> int:
         OSError: listening on loopback is not possible here.
     """
     while True:
-        port = secrets.choice(_fixed_ports())  # not of `random`, which tests seed
+        port = secrets.choice(_fixed_ports())  # not from `random`, which tests seed
         with socket.socket() as probe:
             # Without SO_REUSEADDR, which would bind next to a server that has bound the port and listens later: vLLM.
             try:

@@ -46,7 +46,7 @@ SUPERVISORD = "supervisord"
 STALL_SECONDS = 300.0
 """A program that neither logs nor computes for this long will not become ready."""
 HANG_SECONDS = 30.0
-"""The same for a program whose log names a cause."""
+"""Seconds without logging or computing after which a program whose log names a cause will not become ready."""
 REPORT_SECONDS = 20.0
 MAX_STARTS = 3
 """How often one program may start until all are ready; one that starts more often keeps dying."""
@@ -323,7 +323,8 @@ class Stack:
             return responds(int(self._ports[name]), "/ready" if name == "api" else "/health")
         if name == "valkey":
             return takes_connections(int(self._ports[name]))
-        # The log first: a pid costs supervisord and this process two milliseconds of computing, ten times a second.
+        # The log is checked first: reading a pid costs supervisord and this process two milliseconds of computing, ten
+        # times per second.
         return b" ready." in self._new_log(name) and self.pid(name) > 0
 
     def _new_log(self, name: str) -> bytes:

@@ -18,7 +18,7 @@ from shared.host import exit_with_parent
 
 
 def print_once() -> Callable[[Handler], None]:
-    """Return what a log does that cannot be written: print each error once.
+    """Return the error handler of a log that cannot be written: it prints each error once.
 
     supervisord prints a traceback for each line instead, thousands of them while a disk is full.
     """
@@ -36,7 +36,7 @@ def print_once() -> Callable[[Handler], None]:
 if __name__ == "__main__":
     if parent := os.environ.pop("MENS_PARENT_PID", None):
         exit_with_parent(int(parent), signal.SIGTERM)
-    # Runs in each program before it starts. The processes of a program end with it on their own.
+    # Runs in each program before it starts. When a program ends, its own processes end too.
     os.register_at_fork(after_in_child=partial(exit_with_parent, os.getpid()))
     Handler.handleError = print_once()
     main(["-c", sys.argv[1]])

@@ -37,11 +37,11 @@ class Supervisor:
 
     @property
     def socket(self) -> Path:
-        """The Unix socket on which it listens."""
+        """The Unix socket on which supervisord listens."""
         return self._folder / "supervisor.sock"
 
     def start(self) -> None:
-        """Start it, for the first time or again after it has ended; its remaining programs are killed first."""
+        """Start supervisord, for the first time or again after it has ended; its remaining programs are killed first."""
         self._kill_programs()
         # A session of its own, because Ctrl-C in the terminal must reach this process only, which then stops the programs in
         # order.
@@ -55,7 +55,7 @@ class Supervisor:
         )
 
     def ended(self) -> str | None:
-        """How it ended, such as "terminated by SIGKILL"; None while it runs."""
+        """How supervisord ended, such as "terminated by SIGKILL"; None while it runs."""
         code = self._process.poll() if self._process else None
         if code is None:
             return None
@@ -104,7 +104,7 @@ class Supervisor:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _kill_programs(self) -> None:
-        """Kill the process groups that existed when it last responded."""
+        """Kill the process groups that existed when supervisord last responded."""
         for group in self._groups:
             kill_group(group)
 

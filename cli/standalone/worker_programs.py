@@ -25,7 +25,7 @@ def run_worker_program(module: str, *arguments: str, threads: int | None = None)
         threads: number of computing threads; None leaves it to the libraries.
 
     Raises:
-        MensError: the program's own, if it prints one as JSON; otherwise JobFailed: ``PROGRAM_FAILED``.
+        MensError: the error that the program prints as JSON; without one, JobFailed: ``PROGRAM_FAILED``.
     """
     command = [sys.executable, "-m", module, *arguments]
     # None of these programs needs the hub; and the libraries' progress bars would appear between its own lines.

@@ -3,7 +3,7 @@
 project = "Mens"
 extensions = ["myst_parser"]
 root_doc = "docs/README"
-# Anchors as a forge makes them, so that a link to a heading works in both places.
+# Anchors in the form of a forge, so that a link to a heading works in both places.
 myst_heading_anchors = 4
 html_theme = "furo"
 html_title = "Mens"

@@ -1,7 +1,7 @@
-"""Write the folder that Sphinx reads: every page that the index leads to, in the place that it has in the repository.
+"""Write the folder that Sphinx reads: every page that the index links to, at the same path as in the repository.
 
-A link therefore works on the site as it works on a forge. Three things are added: pages generated from the code, the
-list of the decisions, and the navigation, which is the index itself (`docs/README.md`), section by section.
+A link therefore works on the site as on a forge. Three things are added: pages generated from the code, the list of the
+decisions, and the navigation, which is the index itself (`docs/README.md`), section by section.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ GENERATED = {
     "http-api.md": ("HTTP API", "every route, with its parameters, body and answer", http_api.operations_page),
     "http-schemas.md": ("HTTP schemas", "every object of the HTTP API", http_api.schemas_page),
 }
-"""Pages made from the code, by file name: title, description, and the function that returns the text."""
+"""Pages generated from the code: title, description and the function that returns the text, by file name."""
 REFERENCE = "Reference"
-"""The section of the index that lists them."""
+"""The section of the index that lists the generated pages."""
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)(#[^)]*)?\)")
 SECTION = re.compile(r"^## (.+)\n((?:(?!## ).*\n?)*)", re.MULTILINE)
 
@@ -81,7 +81,7 @@ def with_navigation(index: str) -> str:
     """Return the index with the generated pages in its section for reference, and each section's pages as navigation."""
     generated = "".join(f"- [{title}]({name}): {description}\n" for name, (title, description, _) in GENERATED.items())
     parts = [index[: index.index("\n## ") + 1]]
-    placed: set[str] = set()  # Sphinx warns of a page that stands in the navigation twice.
+    placed: set[str] = set()  # Sphinx warns if the navigation contains a page twice.
     for title, body in SECTION.findall(index):
         lines = body.rstrip("\n") + "\n" + (generated if title == REFERENCE else "")
         pages = [link for link, _anchor in LINK.findall(lines) if link.endswith(".md") and link not in placed]

@@ -1,7 +1,7 @@
 """Measures the cost of a grammar in a child process, before the engine compiles it. Results are remembered.
 
-A caller's grammars are checked one after the other, and no more than a few of all callers at once: one caller's
-grammars do not delay another's.
+The grammars of one caller are checked one after the other, so that they do not delay other callers; the number of
+concurrent checks is limited.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from serving.grammars.compile_server import DONE, STARTED
 from shared.contained.process import ContainedProcess
 
 MAX_PROCESSES = 4
-"""Grammars that are checked at once."""
+"""Number of grammars that are checked at once."""
 MAX_REMEMBERED = 10_000
 END_SECONDS = 5.0
 MEMORY_BYTES = 1 << 30
-"""Memory that a compile may use besides the vocabulary."""
+"""Memory that a compile may use in addition to the vocabulary's."""
 
 log = logging.getLogger("vllm.mens.grammars")
 
 
 class GrammarTooCostly(Exception):
-    """A grammar takes too long, or too much memory, to compile or to follow for some tokens."""
+    """Compiling a grammar, or generating a few tokens with it, takes too much time or memory."""
 
 
 class Grammar(NamedTuple):
@@ -52,7 +52,7 @@ class CheckLimits:
     """Limits of one grammar's cost.
 
     Attributes:
-        seconds: processor time to compile it and to follow it for some tokens.
+        seconds: processor time to compile the grammar and to generate a few tokens with it.
         white_space: characters of white space that JSON may have in a row.
     """
 
@@ -73,27 +73,27 @@ class CompileCheck:
         self._vocabulary = vocabulary
         self._limits = limits
         self._server: _Server | None = None
-        # One server is started, however many requests wait for it.
+        # Only one server is started, even if many requests wait for it.
         self._starting = asyncio.Lock()
         self._processes = asyncio.Semaphore(MAX_PROCESSES)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._is_affordable: OrderedDict[bytes, bool] = OrderedDict()
 
     async def check(self, grammar: Grammar, caller: str) -> None:
-        """Return when the engine may compile it. Cancelled, it ends the child process.
+        """Check a grammar; return as soon as the engine may compile it. A cancellation ends the child process.
 
         Args:
-            caller: whose grammars are checked one after the other.
+            caller: the caller, whose grammars are checked one after the other.
 
         Raises:
-            GrammarTooCostly: it may not.
+            GrammarTooCostly: the engine may not compile the grammar.
         """
         digest = hashlib.sha256(json.dumps(grammar).encode()).digest()
         # A caller that waits holds its lock, so the dictionary keeps it for as long as a caller needs it.
         turn = self._turns.setdefault(caller, asyncio.Lock())
         if digest not in self._is_affordable:
             async with turn, self._processes:
-                # Again: the grammar that this caller waited for may have been the same one.
+                # Look again: the grammar that this caller waited for may have been the same.
                 if digest not in self._is_affordable:
                     self._remember(digest, affordable=await self._compile(grammar))
         if not self._is_affordable[digest]:
@@ -108,8 +108,8 @@ class CompileCheck:
             self._is_affordable.popitem(last=False)
 
     async def _compile(self, grammar: Grammar) -> bool:
-        """Return whether the child process finished. Repeated once if it was never started, because the server had
-        ended.
+        """Return whether the child process finished. If the child was never started because the server had ended, try
+        once more.
         """
         job = json.dumps({**grammar._asdict(), **asdict(self._limits)}).encode() + b"\n"
         for _ in range(2):
@@ -117,7 +117,7 @@ class CompileCheck:
             answer = await _ask(server.control, job)
             if answer.startswith(STARTED):
                 return answer.endswith(DONE)
-            # Unless another check has replaced it meanwhile.
+            # Another check may have replaced the server meanwhile.
             if self._server is server:
                 self._server = None
                 await asyncio.to_thread(server.end)
@@ -152,7 +152,7 @@ class _Server:
         return cls(process, control)
 
     def end(self) -> None:
-        """Close its control socket, and wait until it has ended."""
+        """Close the server's control socket, and wait until the server has ended."""
         self.control.close()
         self.process.end(END_SECONDS)
 

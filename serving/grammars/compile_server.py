@@ -1,8 +1,8 @@
 """The process that compiles grammars to measure their cost: `python -m serving.grammars.compile_server FD`.
 
 It loads xgrammar and the vocabulary once, and forks for each grammar. The fork compiles, computes the first masks,
-reports that it is done, and ends; so no effect of a grammar outlives it. The kernel ends it when its time or memory is
-used up, and it ends itself when the client closes the connection.
+reports that it is done, and ends; so no effect of a grammar outlives the fork. The kernel ends a fork that has used up
+its time or memory, and a fork ends itself when the client closes the connection.
 
     standard input      the vocabulary
     control socket FD   one byte for each grammar, with a socket of its own
@@ -23,11 +23,13 @@ from shared.contained import limits
 
 STARTED, DONE = b"s", b"d"
 STEPS = 8
-"""Tokens for which masks are computed: some grammars compile at once and then take seconds for each token."""
+"""Number of tokens for which masks are computed: some grammars compile at once, but take seconds for each token."""
 WALL_TIMES = 10
-"""Limit of a compile's elapsed time, in multiples of its processor time: it may wait for a busy processor."""
+"""Limit of a compile's elapsed time, in multiples of the limit of its processor time: the compile may wait for a busy
+processor.
+"""
 NICE = 5
-"""Niceness of this process: the engine's own work goes first."""
+"""Niceness of this process: the engine's own work takes precedence."""
 
 
 def main() -> None:
@@ -52,9 +54,9 @@ def compile_grammar(compiler: Any, kind: str, grammar: str, white_space: int) ->
     """Compile a grammar with xgrammar, called as vLLM's engine calls it (a test compares the two).
 
     Args:
-        compiler: xgrammar's.
+        compiler: the compiler of xgrammar.
         kind: ``json``, ``regex``, ``lark``, ``ebnf``, ``structural_tag``, or ``legacy_tag``, which has triggers.
-        grammar: its source.
+        grammar: the grammar's source.
         white_space: characters of white space that JSON may have in a row.
     """
     match kind:
@@ -79,7 +81,7 @@ def compile_grammar(compiler: Any, kind: str, grammar: str, white_space: int) ->
 
 
 def _serve(connection: socket.socket, vocabulary: Any) -> None:
-    """Compile one grammar, in a process of its own, which ends here."""
+    """Compile one grammar in a process of its own, and end that process."""
     try:
         job = json.loads(connection.makefile("rb").readline())
         connection.sendall(STARTED)
@@ -92,7 +94,7 @@ def _serve(connection: socket.socket, vocabulary: Any) -> None:
 
 
 def _limit(seconds: float, memory_bytes: int) -> None:
-    """Have the kernel end this process after this processor time, or soon after it requests more memory."""
+    """Let the kernel end this process after this processor time, or soon after it requests more memory than this."""
     limits.limit_added_memory(memory_bytes)
     limits.dump_nothing()
     limits.end_after(seconds, seconds * WALL_TIMES)

@@ -1,14 +1,14 @@
 """A patch of vLLM's structured output: one request's grammar does not delay other requests.
 
-vLLM compiles grammars in threads of its engine, which nothing ends: not a caller who disconnects, and not vLLM's own
-limit for regular expressions, which only stops waiting. And the engine's loop itself computes at each token what a
-grammar allows next, for all requests one after the other; an ambiguous grammar takes longer with every token (vLLM
-0.32, xgrammar 0.2). Hence:
+vLLM compiles grammars in threads of its engine. Such a thread always runs to its end: a caller who disconnects does not
+stop it, and vLLM's own limit for regular expressions only stops waiting for it. The engine's loop itself computes at
+each token which tokens a grammar allows next, for all requests one after the other; an ambiguous grammar takes longer
+with every token (vLLM 0.32, xgrammar 0.2). Hence:
 
 - the server lets a grammar through to the engine only when a child process has compiled it within its limits;
-- the engine compiles several at once, so that one that is within the limits is not waited for either;
-- what xgrammar's cache of compiled parts cannot take, such as a JSON string of `^[3-8]{500}$`, is compiled without that
-  cache;
+- the engine compiles several grammars at once, so that other requests do not wait for one that is within the limits;
+- a grammar that xgrammar's cache of compiled parts cannot hold, such as a JSON string of `^[3-8]{500}$`, is compiled
+  without that cache;
 - the engine ends a request whose grammar takes too much of its time.
 """
 
@@ -39,7 +39,8 @@ from shared.replicas import TENANT_SALT_CHARS
 
 COMPILING_THREADS = 4
 BURST_SECONDS = 1.0
-"""Processor time in the engine's loop that a request's grammar may take in addition to its time for each token."""
+"""Processor time in the engine's loop that a request's grammar may take in addition to the time allowed for each token.
+"""
 TOKEN_SECONDS = 0.01
 
 log = logging.getLogger("vllm.mens.grammars")
@@ -62,7 +63,9 @@ def apply_patch(seconds: float) -> None:
 
 
 def grammar_of(params: StructuredOutputsParams) -> Grammar | None:
-    """Return the grammar that the engine will compile for a request; None for any JSON object, which costs nothing."""
+    """Return the grammar that the engine will compile for a request; None if the request asks for any JSON object,
+    whose grammar costs nothing.
+    """
     if params.choice:
         return Grammar("ebnf", choice_as_grammar(params.choice))
     kind, text = get_structured_output_key(params)
@@ -131,8 +134,8 @@ def _with_more_threads(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_uncached_retry(compile_grammar: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``XgrammarBackend.compile_grammar`` to retry without xgrammar's cache, which fails on repetitions that it
-    has split.
+    """Wrap ``XgrammarBackend.compile_grammar`` to retry without xgrammar's cache, because the cache fails on
+    repetitions that it has split.
     """
 
     @functools.wraps(compile_grammar)
@@ -164,7 +167,7 @@ def _with_account(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_budget(accept_tokens: Callable[..., bool]) -> Callable[..., bool]:
-    """Wrap ``accept_tokens`` to reject the token after too much time: then vLLM ends the request."""
+    """Wrap ``accept_tokens`` to reject a token when the grammar has taken too much time: vLLM then ends the request."""
 
     @functools.wraps(accept_tokens)
     def accept_within_budget(grammar: Any, request_id: str, tokens: list[int]) -> bool:

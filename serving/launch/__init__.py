@@ -1,4 +1,5 @@
-"""Derive vLLM's command line and environment from settings and a base model. Pure, with golden files.
+"""Derive vLLM's command line and environment from settings and a base model. Without side effects, so that golden files
+can freeze the result.
 
-Start with `prepare.py`. Imports `shared` and `serving.settings`; no vLLM.
+Start with `prepare.py`. Imports `shared` and `serving.settings`, but not vLLM.
 """

@@ -1,6 +1,6 @@
-"""Convert a launch to vLLM's command line and environment. Pure: golden files freeze both (`tests/serving/golden`).
+"""Convert a launch to vLLM's command line and environment. Golden files freeze both (`tests/serving/golden`).
 
-Each value that guards something has its reason above it.
+The reason for a protective value is in the comment above it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from serving.launch.prepare import Launch
 ENTRY_POINT = ["-m", "serving.vllm_server"]
 JSON_LOGGING = Path(__file__).with_name("json_logging.json")
 """Configuration of vLLM's and uvicorn's loggers, in the format of the other tiers."""
-# With the backend "auto" the first request of a process decides which library compiles every later one, and features
-# unknown to that library are silently ignored; a named backend refuses them. Without white space between its tokens,
-# JSON cannot continue indefinitely with line breaks.
+# With the backend "auto" the first request of a process decides which library compiles the grammars of all later ones,
+# and a feature that this library does not know is silently ignored; a named backend refuses it. Without white space
+# between its tokens, JSON cannot continue indefinitely with line breaks.
 STRUCTURED_OUTPUTS = json.dumps({"backend": "xgrammar"})
 
 
@@ -38,7 +38,8 @@ def engine_argv(launch: Launch) -> list[str]:
         "tool-call-parser": parsers.tool,
         "reasoning-parser": parsers.reasoning,
         "structured-outputs-config": STRUCTURED_OUTPUTS,
-        # The base's own config files may lack the token that its template ends turns with; `serving/vllm_end_tokens_patch.py`.
+        # The base's own config files may lack the token with which its template ends turns
+        # (`serving/vllm_end_tokens_patch.py`).
         "override-generation-config": json.dumps({"eos_token_id": launch.end_ids}) if launch.end_ids else None,
         "log-config-file": JSON_LOGGING if settings.log_format == "json" else None,
     }
@@ -47,7 +48,8 @@ def engine_argv(launch: Launch) -> list[str]:
         "disable-fastapi-docs": True,
         # The guard writes its own log, with the requests' ids.
         "disable-uvicorn-access-log": True,
-        # The number of a prompt's tokens from the prefix cache: the gateway counts it (docs/usage.md).
+        # Report the number of a prompt's tokens that came from the prefix cache: the gateway counts them
+        # (docs/usage.md).
         "enable-prompt-tokens-details": True,
         "enable-prefix-caching" if settings.serving_prefix_caching else "no-enable-prefix-caching": True,
         # Without it vLLM refuses `tool_choice: "auto"`, which is the default of clients.
@@ -65,7 +67,7 @@ def engine_argv(launch: Launch) -> list[str]:
 def engine_env(launch: Launch) -> dict[str, str]:
     """Return environment variables to add; they override existing ones.
 
-    The chosen values are among them, for the guard and the resolver in the engine's process.
+    They include the chosen values, for the guard and the resolver.
     """
     settings, sizes = launch.settings, launch.sizes
     environment = {
@@ -75,16 +77,18 @@ def engine_env(launch: Launch) -> dict[str, str]:
         "MENS_SERVING_DTYPE": launch.dtype,
         "MENS_SERVING_MAX_LORA_RANK": str(sizes.max_rank),
         "MENS_SERVING_MAX_CPU_LORAS": str(sizes.max_cpu_loras),
-        # Without it vLLM calls no resolver. It also opens the load and unload routes, which the guard closes.
+        # Without this variable vLLM does not call a resolver. It also opens the load and unload routes, which the guard
+        # closes.
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_SKIP_MODEL_NAME_VALIDATION": "0",
         # Only our plugin: vLLM's own file-system resolver would load any path that a request names.
         "VLLM_PLUGINS": "mens_lora_resolver",
-        # OpenAI's own limit of `n`; vLLM's, 16384, lets one small request keep a replica busy for minutes.
+        # The limit of `n` is OpenAI's; vLLM's limit, 16384, would let one small request keep a replica busy for
+        # minutes.
         "VLLM_MAX_N_SEQUENCES": "128",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
-        # The base is on the disk and verified; nothing may be fetched instead of it.
+        # The base is on the disk and verified; vLLM may not download other files instead.
         "HF_HUB_OFFLINE": "1",
     }
     if settings.log_format == "json":
@@ -92,21 +96,22 @@ def engine_env(launch: Launch) -> dict[str, str]:
     if settings.serving_device != "cpu":
         return environment
     if launch.threads > 1:
-        # By default a thread that waits for the others keeps its core busy. If another program computes meanwhile, that
-        # made a 135M model six times slower than one thread, at five times the processor time; passive waiting is
-        # faster than one thread even then.
+        # By default a thread that waits for other threads keeps its core busy. While another program computed, such
+        # waiting made a 135M model six times slower than a single thread, at five times the processor time; with
+        # passive waiting, several threads are faster than one even then.
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
     return environment | {
-        # Else vLLM turns the executor "uni" into "mp": an additional worker process, with its memory and start time.
+        # Otherwise vLLM turns the executor "uni" into "mp", which costs the memory and start time of an additional
+        # worker process.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        # Bound threads stall for many seconds when training runs on the same cores.
+        # Threads that are bound to cores stall for many seconds when training runs on the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(launch.threads),
-        # By this the server's process decides whether its engine may be a fork of it.
+        # From this variable the server's process decides whether its engine may be a fork of itself.
         "MENS_SERVING_CPU_THREADS": str(launch.threads),
-        # With adapters vLLM compiles no model on a CPU, but still two small functions of its sampler, at their first
-        # use: that takes seconds, and needs a C++ compiler, without which the engine ends. They are fast enough
-        # uncompiled.
+        # On a CPU with adapters vLLM does not compile the model, but still compiles two small functions of its sampler
+        # at their first use. That takes seconds, and needs a C++ compiler, without which the engine ends. The functions
+        # are fast enough uncompiled.
         "TORCHDYNAMO_DISABLE": "1",
     }
 

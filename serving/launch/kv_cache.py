@@ -1,7 +1,7 @@
-"""Size of a replica's KV cache on a CPU, and its longest sequence: from the base's config and the machine's memory.
+"""Size of a replica's KV cache on a CPU, and its longest sequence, from the base's config and the machine's memory.
 
-On a CPU vLLM takes the size of its KV cache in bytes, and ends after half a minute if that does not hold one sequence
-of the served length. So the size is computed here, with vLLM's own arithmetic, before vLLM starts:
+On a CPU vLLM expects the size of its KV cache in bytes, and ends after half a minute if the cache cannot hold one
+sequence of the served length. So the size is computed here, with vLLM's own arithmetic, before vLLM starts:
 
     served length   the base's own, or as much of it as the memory for the KV cache holds
     KV cache        room for `CONCURRENT_TOKENS`, at least one sequence of the served length, at most the memory for it
@@ -25,13 +25,13 @@ from shared.errors import Code, InvalidRequest, Unavailable
 
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 BLOCK_TOKENS = 128
-"""vLLM's block on a CPU."""
+"""Tokens in one of vLLM's blocks on a CPU."""
 BATCH_TOKENS = 2048
 """Tokens of one step of vLLM's server on a CPU, by default."""
 STATE_BYTES = 4
-"""Bytes of an element of the state of linear attention; vLLM may keep it in 2."""
+"""Bytes of an element of the state of linear attention; vLLM may use only 2."""
 UNKNOWN_LENGTH = 2048
-"""vLLM's default if the config names no length."""
+"""Length that vLLM uses if the config names none."""
 
 LEAST_CACHE_BYTES = 64 << 20
 CONCURRENT_TOKENS = 32_768
@@ -72,7 +72,7 @@ def weight_bytes(config: ModelConfig, dtype: str) -> int:
 
 
 def block_bytes(config: ModelConfig, dtype: str) -> int:
-    """Bytes of one block of vLLM's pool: a page of each layer of a group of equal layers."""
+    """Bytes of one block of vLLM's pool: one page for each layer of a group of equal layers."""
     page, group, _ = _layout(config, dtype)
     return page * group
 
@@ -84,17 +84,18 @@ def sequence_bytes(config: ModelConfig, length: int, dtype: str, *, prefix_cachi
     linear = config.layers - full
     tokens, more = length, 0
     if config.sliding_window is not None:
-        # A window seldom begins where a block does, so it touches one block more.
+        # A window seldom begins at the beginning of a block, so it touches one block more.
         tokens, more = min(length, config.sliding_window - 1 + BATCH_TOKENS), 1
     pages = -(-full // group) * (-(-tokens // block) + more)
-    # The state after the last step is kept with the present one if prompts with a common beginning share it.
+    # If prompts with a common beginning share a state, the state after the previous step is kept in addition to the
+    # current one.
     pages += -(-linear // group) * (2 if prefix_caching else 1)
     return page * group * pages
 
 
 def longest_sequence(config: ModelConfig, cache: int, length: int, dtype: str, *, prefix_caching: bool) -> int:
-    """Return the tokens of the longest sequence, up to ``length``, that fits in ``cache`` bytes; whole blocks if it is
-    shorter.
+    """Return the length in tokens, up to ``length``, of the longest sequence that fits in ``cache`` bytes; a shorter
+    one consists of whole blocks.
     """
     if _needed(config, length, dtype, prefix_caching) <= cache:
         return length
@@ -112,15 +113,16 @@ def choose_cache(
     """Choose the served length and the KV cache if the settings leave them open.
 
     Args:
-        settings: the replica's.
+        settings: settings of the replica.
         config: config of the served base.
         sizes: sizes of adapters.
-        dtype: in which the engine computes.
+        dtype: dtype in which the engine computes.
         own_len: tokens that the base accepts; None: its files name no length.
         memory: bytes that the replica may use.
 
     Raises:
-        InvalidRequest: ``BASE_DOES_NOT_FIT``: no sequence of the requested, or of the least useful, length has room.
+        InvalidRequest: ``BASE_DOES_NOT_FIT``: the memory does not hold one sequence of the requested length, or of the
+            shortest useful length.
     """
     requested = settings.serving_max_model_len
     if settings.serving_device == "cuda":
@@ -141,7 +143,9 @@ def choose_cache(
 
 
 def own_length(config: ModelConfig, folder: Path) -> int | None:
-    """Return the tokens that the base accepts by its config and its tokenizer's; None if neither says."""
+    """Return the number of tokens that the base accepts, by its config and its tokenizer's config; None if neither
+    names one.
+    """
     path = folder / TOKENIZER_CONFIG_NAME
     stated = json_object(path.read_bytes(), path.name, Code.MODEL_CONFIG_INVALID) if path.is_file() else {}
     limits = [config.max_positions, stated.get("model_max_length")]
@@ -169,7 +173,7 @@ def check_free(settings: ServingSettings, cache: CacheSizes, weights: int, free:
 
 
 def _needed(config: ModelConfig, length: int, dtype: str, prefix_caching: bool) -> int:
-    # vLLM keeps one block of its pool empty, without counting it.
+    # vLLM keeps one additional block of its pool empty.
     return sequence_bytes(config, length, dtype, prefix_caching=prefix_caching) + block_bytes(config, dtype)
 
 
@@ -185,7 +189,7 @@ def _layout(config: ModelConfig, dtype: str) -> tuple[int, int, int]:
     block = BLOCK_TOKENS * -(-state // (BLOCK_TOKENS * token))
     counts = sorted({config.layer_types.count(kind) for kind in set(config.layer_types)})
     fewest, most = counts[0], counts[-1]
-    # Groups have as many layers as the rarer kind has, unless the kinds are about as frequent.
+    # A group has as many layers as the rarer kind of layer, unless both kinds are about equally frequent.
     return token * block, most if most < fewest * 1.5 else fewest, block
 
 

@@ -1,14 +1,14 @@
-"""LoRA capacity of a replica: the largest rank it serves, and the number of adapters that it keeps in memory.
+"""LoRA capacity of a replica: the largest rank that it serves, and the number of adapters that it keeps in memory.
 
 vLLM has two levels for adapters. *Slots* (``max_loras``) take part in a batch; each is as large as an adapter of the
-largest rank, whatever it holds. The *cache* (``max_cpu_loras``) holds adapters in every engine process's memory, each
-at its own rank; an adapter that is evicted from it is read from its files again, inside the engine's loop. Two mistakes
-end the engine: a cache that outgrows the memory, and files that are gone when they are read again. The size of the
-cache is chosen here to prevent the first; the second is prevented where files are removed
+largest rank, even if it holds a smaller one. The *cache* (``max_cpu_loras``) holds adapters in every engine process's
+memory, each at its own rank; an adapter that is evicted from it is read from its files again, inside the engine's loop.
+Two mistakes end the engine: a cache that outgrows the memory, and files that are gone when they are read again. The
+size of the cache is chosen here to prevent the first; the second is prevented where files are removed
 (`serving/middleware/unloading.py`).
 
-    largest rank   the rank of plans of this base (default contract, every preset), or a stored adapter's larger one, as
-                   far as a batch of adapters and one more have room
+    largest rank the rank of plans of this base (default contract, every preset), or the larger rank of a stored
+    adapter, if a batch of such adapters and one more fit in the memory
     cache          the number of adapters of that rank that fit in their memory
 
 An explicit setting is used unchanged.
@@ -28,13 +28,17 @@ from shared.errors import Code, InvalidRequest
 
 RANK = "adapter.rank"
 MEMORY_SHARE = 4
-"""Divisor of the memory that gives the adapters' share."""
+"""The adapters' share of the memory is the memory divided by this number."""
 
 MAX_CACHED = 1024
-"""Most cached adapters: vLLM copies their list for every adapter of every step; a thousand cost microseconds."""
+"""Largest number of cached adapters: vLLM copies their list for every adapter of every step; copying a thousand takes
+microseconds.
+"""
 
 FILE_ELEMENT_BYTES = 4
-"""Adapters are stored in fp32, and are in memory in that size while they are loaded."""
+"""Bytes of an element in an adapter's files: adapters are stored in fp32, and need memory for that size while they are
+loaded.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,9 @@ class LoraSizes:
     """The limits on adapters that vLLM is started with.
 
     Attributes:
-        max_rank: largest rank that is served, one of vLLM's own.
-        max_loras: different adapters in a batch.
-        max_cpu_loras: adapters in memory.
+        max_rank: largest rank that is served, one of the ranks that vLLM accepts.
+        max_loras: number of different adapters in a batch.
+        max_cpu_loras: number of adapters in memory.
         adapter_bytes: size of one adapter of the largest rank, in all engine processes together.
         room: bytes of memory that adapters may take.
     """
@@ -68,7 +72,9 @@ class LoraSizes:
 
 
 def planned_rank(config: ModelConfig) -> int:
-    """Return the largest rank that plans of this base request by default: the contract's own, or a preset's."""
+    """Return the largest rank that plans of this base request by default: the rank of the default contract, or of a
+    preset.
+    """
     size = size_row(parameter_count(expected_tensors(config)), None)
     bound = size.bounds.get(RANK, Bound()) if size else Bound()
     presets = (preset_values(name).get(RANK, 0) for name in preset_names())
@@ -81,14 +87,14 @@ def choose_sizes(
     """Choose the values that the settings leave open.
 
     Args:
-        settings: the replica's.
+        settings: settings of the replica.
         config: config of the served base.
-        dtype: in which the engine computes, or ``auto``.
+        dtype: dtype in which the engine computes, or ``auto``.
         stored_rank: largest rank of a stored adapter of this base; 0 without one.
         memory: bytes that this machine or container has.
 
     Raises:
-        InvalidRequest: ``ADAPTERS_DO_NOT_FIT``: those of one batch and one more do not fit.
+        InvalidRequest: ``ADAPTERS_DO_NOT_FIT``: the adapters of one batch and one more do not fit.
     """
     room = settings.serving_lora_memory_bytes or memory // MEMORY_SHARE
     requested, in_batch = settings.serving_max_cpu_loras, settings.serving_max_loras
@@ -97,7 +103,7 @@ def choose_sizes(
     for rank in ranks:
         need = _Need(settings, config, rank, dtype)
         fitting = need.fitting(room)
-        # A requested number is used unchanged, but then at no larger rank than plans request.
+        # A requested number is used unchanged, but then the rank is not larger than plans request.
         if fitting >= least or (requested and rank == ranks[-1]):
             cached = requested or min(fitting, max(least, MAX_CACHED))
             return LoraSizes(rank, in_batch, cached, need.adapter, room)
@@ -112,7 +118,7 @@ def choose_sizes(
 
 
 def _candidate_ranks(settings: ServingSettings, config: ModelConfig, stored_rank: int) -> list[int]:
-    """Return acceptable ranks, largest first: one adapter of a huge rank must not keep a replica from starting."""
+    """Return acceptable ranks, largest first: a replica must start even if one stored adapter has a huge rank."""
     if settings.serving_max_lora_rank:
         return [settings.serving_max_lora_rank]
     planned = round_rank(planned_rank(config))
@@ -124,7 +130,7 @@ class _Need:
     """Bytes that adapters of one rank take in memory, in all engine processes together."""
 
     def __init__(self, settings: ServingSettings, config: ModelConfig, rank: int, dtype: str) -> None:
-        # Each process of a tensor or pipeline group holds every cached adapter whole.
+        # Each process of a tensor or pipeline group holds every cached adapter completely.
         processes = settings.serving_tensor_parallel * settings.serving_pipeline_parallel
         element = 4 if dtype == "float32" else 2
         # An adapter may change all linear layers, and the head where the engine supports it.

@@ -1,8 +1,9 @@
-"""Choose vLLM's parsers of the model's output: for tool calls, which ``tool_choice: "auto"`` needs, and for reasoning.
+"""Choose vLLM's parsers of the model's output: the parser of tool calls, which ``tool_choice: "auto"`` needs, and the
+parser of reasoning.
 
-A base was trained on tool calls in the form in which its chat template writes them, and so are its adapters. So the
-template renders a chat with a call in it, and the form of the result names the parser. Some parsers need a token of
-their own, and vLLM does not start without it.
+A base and its adapters are trained on tool calls in the form in which the base's chat template writes them. So the
+template renders a chat with a call in it, and the parser is chosen by the form of the result. Some parsers need a
+special token in the vocabulary, and vLLM does not start without it.
 
 The reasoning parser treats everything before ``</think>`` as reasoning. An answer without that mark has no content
 then, so the parser is used only if the template writes the mark before every answer that is trained on.
@@ -27,12 +28,12 @@ TOOLS = [{"type": "function", "function": {"name": "listed_w7", "description": "
 
 REASONING = "qwen3"
 CHATML, CHATML_PARSER = "<|im_start|>", "hermes"
-"""ChatML alone does not show the form of calls; models with such turns are trained on calls in the form of hermes."""
+"""ChatML alone does not show the form of calls; models with ChatML turns are trained on calls in the form of hermes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsers:
-    """Names of vLLM's parsers; None: none."""
+    """Names of vLLM's parsers; None if a parser is not used."""
 
     tool: str | None = None
     reasoning: str | None = None
@@ -42,7 +43,9 @@ class Parsers:
 
 
 def choose_parsers(settings: ServingSettings, tokenizer: Tokenizer | None) -> Parsers:
-    """Return the parsers of the settings; those left open follow from the template, if it has one."""
+    """Return the parsers that the settings name; parsers that they leave open follow from the template, if the base has
+    one.
+    """
     tool = reasoning = None
     if tokenizer is not None:
         text = _render(tokenizer, CALLED, TOOLS) or _render(tokenizer, CHAT)

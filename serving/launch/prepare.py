@@ -1,9 +1,10 @@
 """Prepare a launch: decide every value that vLLM is started with.
 
-    settings ─► catalogue entry and folder, verified ─► config ─► dtype ─► adapter sizes ─► KV cache, length ─► parsers, end tokens ─► Launch
+    settings ─► catalogue entry and folder, verified ─► config ─► dtype ─► adapter sizes ─► KV cache, length ─► parsers,
+    end tokens ─► Launch
                                                                            (memory, storage)  (memory)           (chat template)
 
-`engine_args.py` writes a launch down as vLLM's command line.
+`engine_args.py` converts a launch to vLLM's command line.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ CONFIG_NAME = "config.json"
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of attention heads that vLLM's CPU kernels support."""
 CPU_LINEAR_HEAD_SIZES = (64, 128)
-"""The same for linear attention. With another size the engine ends at its first request."""
+"""Sizes of linear attention's heads that vLLM's CPU kernels support. With any other size the engine ends at its first
+request.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,13 @@ class Launch:
     """Everything that one replica is started with.
 
     Attributes:
-        folder: the base's files, verified. base_digest: the digest that they were verified against.
-        config: the base's config. dtype: the one that vLLM is started with.
-        threads: that compute, on a CPU.
-        end_ids: token ids at which every answer ends, ascending; empty for a base without a usable chat template, which
-            vLLM stops at the end tokens of the base's config files.
+        folder: the base's files, verified.
+        base_digest: the digest that the files were verified against.
+        config: the base's config.
+        dtype: dtype that vLLM is started with.
+        threads: number of threads that compute, on a CPU.
+        end_ids: token ids at which every answer ends, ascending. Empty for a base without a usable chat template: vLLM
+            then uses the end tokens of the base's config files.
     """
 
     settings: ServingSettings
@@ -71,9 +76,9 @@ def prepare(settings: ServingSettings) -> Launch:
     """Verify the base and complete the settings.
 
     Raises:
-        MensError: the replica may not start: the errors of `find_base`, `verify_model_folder`, `check_signature`,
-            `parse_model_config`, `choose_sizes`, `choose_cache` and `check_free`; ``NOT_SERVABLE_FAMILY``,
-            ``NOT_SERVABLE_HEAD_SIZE``; ``SETTINGS_INVALID``.
+        MensError: the replica may not start. These are the errors of `find_base`, `verify_model_folder`,
+            `check_signature`, `parse_model_config`, `choose_sizes`, `choose_cache` and `check_free`;
+            ``NOT_SERVABLE_FAMILY``, ``NOT_SERVABLE_HEAD_SIZE``; ``SETTINGS_INVALID``.
     """
     entry, folder = find_base(settings)
     check_quantization(settings, entry)
@@ -100,11 +105,11 @@ def prepare(settings: ServingSettings) -> Launch:
 def check_signature(settings: ServingSettings, entry: BaseModelEntry, folder: Path) -> None:
     """Refuse a merged model without the signature of a trusted key, if trusted keys are set.
 
-    Other bases are unsigned: serving one is the operator's choice, by digest.
+    Other bases are unsigned: the operator chooses them by digest.
 
     Raises:
-        ArtifactInvalid: ``MODEL_UNSIGNED``, ``MODEL_SIGNATURE_INVALID``; ``BASE_DIGEST_MISMATCH``: the manifest that is
-            signed does not describe the files that are served.
+        ArtifactInvalid: ``MODEL_UNSIGNED``, ``MODEL_SIGNATURE_INVALID``; ``BASE_DIGEST_MISMATCH``: the signed manifest
+            does not describe the files that are served.
     """
     is_merged = entry.merged_from is not None or (folder / MODEL_MANIFEST_NAME).exists()
     if settings.serving_trusted_keys is None or not is_merged:
@@ -157,7 +162,7 @@ def choose_dtype(settings: ServingSettings, config: ModelConfig) -> str:
     """Choose the dtype that vLLM computes in; ``auto`` is the base's own.
 
     Raises:
-        InvalidRequest: ``SETTINGS_INVALID``: with it the engine would end at its first request.
+        InvalidRequest: ``SETTINGS_INVALID``: with this dtype the engine would end at its first request.
     """
     if settings.serving_device == "cuda":
         return settings.serving_dtype or "auto"
@@ -173,15 +178,17 @@ def choose_dtype(settings: ServingSettings, config: ModelConfig) -> str:
 
 
 def served_end_ids(tokenizer: Tokenizer | None, config: ModelConfig) -> tuple[int, ...]:
-    """Return the token ids at which every answer ends: all that training knows and that the model can write."""
-    # vLLM uses them as columns of the logits: one past the embedding would end the engine.
+    """Return the token ids at which every answer ends: the end tokens that training uses, if the model can generate
+    them.
+    """
+    # vLLM uses these ids as columns of the logits: an id beyond the embedding's size would end the engine.
     return () if tokenizer is None else tuple(sorted(end for end in tokenizer.end_ids if end < config.vocab))
 
 
 def stored_rank(storage: Storage, entry: BaseModelEntry) -> int:
     """Return the largest rank among the stored adapters of a base; 0 without any.
 
-    An adapter that cannot be read is ignored here: it is refused when a request names it.
+    An adapter that cannot be read is ignored here, and refused when a request names it.
     """
     own = [entry.digests, *([entry.twin_of.digests] if entry.twin_of else [])]
     ranks = [0]

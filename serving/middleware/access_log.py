@@ -1,6 +1,6 @@
-"""A replica's access log: a line for every request but health checks, with the id by which the API's log names it too.
+"""A replica's access log: a line for every request except health checks, with the request's id in the API's log.
 
-It replaces uvicorn's, which has no ids. vLLM's own messages name a request by an id made from this one.
+It replaces uvicorn's access log, which has no ids. vLLM's own messages name a request by an id that contains this one.
 """
 
 from __future__ import annotations

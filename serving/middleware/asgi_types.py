@@ -1,4 +1,6 @@
-"""The types of an ASGI application's calls (https://asgi.readthedocs.io); this tier must not import starlette's."""
+"""The types of an ASGI application's calls (https://asgi.readthedocs.io); this tier must not import the types of
+starlette.
+"""
 
 from __future__ import annotations
 

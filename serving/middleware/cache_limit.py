@@ -1,4 +1,4 @@
-"""Keep a replica's verified copies of adapters within a size: the least recently requested are dropped."""
+"""Keep the verified copies of adapters in a replica within a size: the least recently requested ones are dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serving.middleware.vllm_engine import Engine
 
 
 class CacheLimit:
-    """Bound on the bytes of an adapter store. Adapters with requests in flight stay, even beyond it.
+    """Bound on the bytes of an adapter store. Adapters with requests in flight stay, even if they exceed the bound.
 
     Args:
         unloader: drops an adapter from the engine before its files are removed.
@@ -25,15 +25,15 @@ class CacheLimit:
         self._open_store = open_store
         self._max_bytes = max_bytes
         self._requested_at: dict[str, float] = {}
-        # Two requests that make room at once would each drop enough adapters for both.
+        # Two concurrent requests would each drop enough adapters for both.
         self._making_room = asyncio.Lock()
 
     async def apply(self, model: str, engine: Callable[[], Engine]) -> None:
         """Record a request for a model, and drop adapters until the rest fit.
 
         Args:
-            model: whose request has ended.
-            engine: returns vLLM's engine; called where something is to be dropped.
+            model: the model whose request has ended.
+            engine: returns vLLM's engine; called only if an adapter is to be dropped.
         """
         if self._max_bytes is None:
             return
@@ -43,7 +43,7 @@ class CacheLimit:
         self._requested_at = {name: at for name, at in self._requested_at.items() if name in cached}
         if model in cached:
             self._requested_at[model] = time.monotonic()
-        # One request makes room for all; the others do not wait for it.
+        # A single request drops adapters on behalf of all; the others do not wait for it.
         if sum(cached.values()) <= self._max_bytes or self._making_room.locked():
             return
         async with self._making_room:

@@ -1,9 +1,10 @@
 """Graceful shutdown of a replica: requests in flight may end, new ones are refused so that another replica takes them.
 
 vLLM alone ends its engine first, and then waits until its connections have closed, although their responses can never
-be completed. Here SIGTERM first refuses new requests: each gets a 503, health checks too, so that the gateway uses
-another replica. When the requests in flight have ended, or their time is over, vLLM gets the signal to stop in its own
-way. Requests that are left then are cut off visibly, or get a 503 if nothing was sent yet. SIGINT skips the waiting.
+be completed. Here the server refuses new requests after SIGTERM: each gets a 503, health checks too, so that the
+gateway uses another replica. When the requests in flight have ended, or their time is over, vLLM gets the signal to
+stop in its own way. Requests that are still in flight then get a visibly truncated response, or a 503 if no byte of it
+was sent yet. SIGINT skips the waiting.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shared.errors import Code, Unavailable
 
 POLL_SECONDS = 0.2
 
-# Below vLLM's logger, which is the one with a handler.
+# A child of vLLM's logger, which is the only one with a handler.
 log = logging.getLogger("vllm.mens.shutdown")
 
 
@@ -51,12 +52,13 @@ class GracefulShutdown:
         """Process a request until it ends or the server stops.
 
         Args:
-            server: uvicorn's, which has a flag for its stop; None without one, as in a test.
-            send: the request's.
+            server: the server of uvicorn, which has a flag for its stop; None without a server, as in a test.
+            send: the ``send`` of the request.
             work: processes the request; its argument is the ``send`` to use.
 
         Raises:
-            Unavailable: ``SERVING_UNAVAILABLE``: the server stops, and nothing was sent. CancelledError: it stops.
+            Unavailable: ``SERVING_UNAVAILABLE``: the server stops, and nothing was sent. CancelledError: the server
+                stops after a part of the response was sent.
         """
         if server is None:
             return await work(send)
@@ -75,7 +77,7 @@ class GracefulShutdown:
         try:
             await work(observed_send)
         except asyncio.CancelledError:
-            # Cancelled by `_watch_server`, and not because the caller has disconnected.
+            # `_watch_server` has cancelled the request, so the caller is still connected.
             if self._engine_stops and not has_begun:
                 raise _shutting_down() from None
             raise
@@ -94,7 +96,7 @@ class GracefulShutdown:
             await asyncio.wait(self._drained, timeout=seconds)
         if self._drained:
             log.warning("Shutting down: %d requests have had %g s and are cut off.", len(self._drained), seconds)
-        # SIGINT is what vLLM still handles itself.
+        # vLLM still handles SIGINT itself.
         signal.raise_signal(signal.SIGINT)
 
     async def _watch_server(self, server: Any) -> None:

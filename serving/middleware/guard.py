@@ -1,17 +1,17 @@
 """The guard: an ASGI middleware in front of every route of vLLM, with an allow-list and the serving key.
 
 vLLM requires its key only below ``/v1``, and the flag that makes it call our resolver also opens routes that load any
-path on the machine. So the guard passes an exact list of routes and nothing else, and requires the key everywhere but
-on ``/health``, and on ``/metrics`` the scraper's key. It also has routes of its own. The publisher gets the reason for
-an adapter's refusal there; the control plane gets this replica's capabilities before a job is queued, and has deleted
-adapters unloaded (`unloading.py`):
+path on the machine. So the guard passes only an exact list of routes. It requires the serving key on all of them except
+``/health``, which needs no key, and ``/metrics``, which needs the scraper's key. It also has routes of its own. The
+publisher gets the reason for an adapter's refusal there; the control plane gets this replica's capabilities before a
+job is queued, and has deleted adapters unloaded (`unloading.py`):
 
     GET    /mens/adapters/<adapter id>   200 {"id", "ok", …}   or   4xx {"error": {"code", "message", "remedy", …}}
     DELETE /mens/adapters/<adapter id>   200 {"id", "state": "unloaded"}   or   202 {"state": "draining", "requests": 2}
     GET    /mens/limits                  200 {"base", "base_digest", "max_lora_rank", "served_digest", …}
 
-``/tokenize`` is for the publisher too, which compares the replica's token ids with the trainer's. ``/v1/responses`` is
-open because the gateway passes only requests that store nothing; the routes below it, which read and cancel stored
+The publisher also uses ``/tokenize``, to compare the replica's token ids with the trainer's. ``/v1/responses`` is open
+because the gateway passes only requests that store nothing; the routes below it, which read and cancel stored
 responses, are closed.
 """
 
@@ -69,7 +69,9 @@ KEYED_ROUTES = frozenset(
     }
 )
 METRICS_ROUTE = ("GET", "/metrics")
-"""vLLM's metrics and ours. They cover all tenants, so they have their own key, which no caller or other tier has."""
+"""Route of vLLM's metrics and ours. The metrics cover all tenants, so the route has a key of its own, which callers and
+other tiers do not have.
+"""
 ADAPTER_ROUTE = "/mens/adapters/"
 CAPABILITIES_ROUTE = ("GET", "/mens/limits")
 STATUS: dict[type[MensError], tuple[int, str]] = {
@@ -90,14 +92,17 @@ log = logging.getLogger("vllm.mens.guard")
 
 
 class GuardMiddleware:
-    """ASGI middleware; vLLM builds it with the app alone, and then it reads its settings from the environment.
+    """ASGI middleware. vLLM creates it with the app as its only argument; it then reads its settings from the
+    environment.
 
     Args:
         app: vLLM's application.
-        key: the bearer token that requests must carry; empty: none is required. None: both keys are the settings'.
-        metrics_key: the one that a scraper must carry; empty: the route is closed.
+        key: the bearer token that requests must carry; empty: no token is required; None: both keys are taken from the
+            settings.
+        metrics_key: the token that a scraper must send; empty: the route is closed.
         open_store: returns the adapter store; called at the first adapter check.
-        cache_bytes: largest size of the verified adapters; None: no limit. Taken from the settings if the keys are.
+        cache_bytes: largest size of the verified adapters; None: no limit. If the keys are taken from the settings,
+            this limit is too.
 
     Raises:
         InvalidRequest: the settings are wrong. The server then does not start, rather than start unguarded.
@@ -133,7 +138,7 @@ class GuardMiddleware:
                 if (server := server_of(scope)) is not None:
                     settings = process_settings()
                     self._shutdown.handle_sigterm(settings.drain_seconds)
-                    # Without a drain: requests of a broken replica need no time to end.
+                    # Without a drain: a broken replica cannot complete its requests.
                     broken = partial(self._shutdown.begin, 0)
                     self._self_test.start(
                         settings.serving_base, settings.serving_self_test_seconds, scope["app"], broken
@@ -212,8 +217,8 @@ class GuardMiddleware:
         await self._limit_cache(scope, model)
 
     async def _limit_cache(self, scope: Scope, model: str) -> None:
-        """Apply the cache's limit after a response, as the request may have added an adapter. Its errors never reach
-        the caller.
+        """Apply the cache's limit after a response, as the request may have added an adapter. The caller never gets an
+        error from this.
         """
         try:
             await self._cache_limit.apply(model, lambda: Engine(scope["app"]))
@@ -221,7 +226,7 @@ class GuardMiddleware:
             log.exception("Adapters could not be removed from the cache.")
 
     async def _adapter_route(self, scope: Scope, adapter_id: str) -> AdapterCheck | UnloadProgress:
-        """Check an adapter (GET) or unload it (DELETE). An unexpected error of ours says nothing about the adapter."""
+        """Check an adapter (GET) or unload it (DELETE). An unexpected error of this code is not a fault of the adapter."""
         try:
             if scope["method"] == "DELETE":
                 return await self._unloader.unload(adapter_id, Engine(scope["app"]), _drain_seconds(scope))
@@ -238,13 +243,13 @@ class GuardMiddleware:
 def replica_capabilities(
     settings: ServingSettings, base: BaseModelEntry, dtype: str | None, context: int | None = None
 ) -> ReplicaCapabilities:
-    """Return this replica's base and capabilities: for the control plane's check at submission, and for the publisher.
+    """Return this replica's base and capabilities, for the control plane's check at submission and for the publisher.
 
     Args:
-        settings: the replica's.
+        settings: settings of the replica.
         base: the served base's entry in the catalogue.
-        dtype: in which the engine computes, e.g. ``float32``; None when it is not known.
-        context: tokens of the longest sequence that the engine takes; None when it is not known.
+        dtype: dtype in which the engine computes, e.g. ``float32``; None if unknown.
+        context: tokens of the longest sequence that the engine accepts; None if unknown.
     """
     # Otherwise the store could not have been opened.
     assert settings.serving_max_lora_rank is not None
@@ -295,14 +300,14 @@ def _route(scope: Scope) -> tuple[str, str]:
 
 
 def _is_plain(scope: Scope) -> bool:
-    """Return whether the path is spelled plainly: nothing percent-encoded, no mount point in front."""
+    """Return whether the path is in its plain form, without percent-encoding and without the prefix of a mount point."""
     path: str = scope["path"]
     raw: bytes = scope.get("raw_path") or path.encode()
     return raw == path.encode() and not scope.get("root_path")
 
 
 def _adapter_id(scope: Scope) -> str | None:
-    """Return the adapter id in the path of an adapter route, one segment; some clients percent-encode its ``@``."""
+    """Return the adapter id in the path of an adapter route. It is one segment; some clients percent-encode its ``@``."""
     path: str = scope["path"]
     candidate = path.removeprefix(ADAPTER_ROUTE)
     if (

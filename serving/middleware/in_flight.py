@@ -1,7 +1,7 @@
 """Requests in flight at this replica, counted by model, and the models that accept no new ones.
 
-Only a request's body names its model reliably. Requests of the gateway, of the publisher
-and of an operator all count alike.
+Only the body of a request names its model reliably. Requests from the gateway, the publisher and an operator are
+counted in the same way.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class InFlightRequests:
         return self._counts[model]
 
     def close(self, model: str) -> float:
-        """Accept no new requests for a model; return the seconds since that began."""
+        """Refuse new requests for a model from now on; return the seconds since the first refusal began."""
         now = time.monotonic()
         return now - self._closed_since.setdefault(model, now)
 
@@ -58,7 +58,7 @@ class InFlightRequests:
         return model in self._closed_since
 
     async def wait_idle(self, model: str, seconds: float) -> bool:
-        """Wait until no request for a model is in flight; return False if some still are after that time."""
+        """Wait until no request for a model is in flight; return False if some are still in flight after this time."""
         if self._counts[model]:
             idle = self._idle.setdefault(model, asyncio.Event())
             with suppress(TimeoutError):
@@ -72,7 +72,7 @@ class _ModelField(msgspec.Struct):
 
 
 def named_model(body: bytes) -> str | None:
-    """Return the ``model`` of a request's JSON, as vLLM will read it; None when vLLM will find no name either."""
+    """Return the ``model`` in a request's JSON as vLLM will read it; None if vLLM will not find a name either."""
     try:
         model = msgspec.json.decode(body, type=_ModelField).model
     except (msgspec.MsgspecError, RecursionError):

@@ -1,7 +1,7 @@
 """Check that the server listens on its port once it has started.
 
 vLLM binds its socket before it loads the engine and listens on it afterwards. A program that binds and listens in
-between takes the port. uvloop ignores the error of its own call then, so the server would run unreachable.
+between takes the port. uvloop ignores the error of its own call to listen, so the server would run but be unreachable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger("vllm.mens.listening")
 
 
 class ListeningCheck:
-    """One check, in the server's event loop."""
+    """One check of the listening sockets, in the server's event loop."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
@@ -27,8 +27,8 @@ class ListeningCheck:
         """Check as soon as the server has started.
 
         Args:
-            server: uvicorn's.
-            on_fault: called if it does not listen.
+            server: the server of uvicorn.
+            on_fault: called if the server does not listen.
         """
         self._task = asyncio.create_task(self._check(server, on_fault))
 
@@ -54,6 +54,6 @@ def listens(server: Any) -> bool:
 
 
 def _takes_connections(listener: socket.socket | None) -> bool:
-    if listener is None:  # uvloop's, when its call to listen has failed
+    if listener is None:  # the state of uvloop's socket when its call to listen has failed
         return False
     return bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

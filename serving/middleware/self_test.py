@@ -1,16 +1,17 @@
-"""A replica's self-test: every few seconds one real answer of the base, compared with the first one after the start.
+"""A replica's self-test: every few seconds it requests a real answer from the base, and compares it with the first one
+after the start.
 
 vLLM's ``/health`` shows that the engine's loop runs, not that it computes. A bad value in the keys and values that all
 requests share (a NaN is enough) makes every model respond with nothing, with status 200, until the replica restarts. So
-``/health`` is 503 until the first answer, and as soon as an answer is invalid, not finite or not equal to the first;
-then the replica ends, and its supervisor restarts it.
+``/health`` is 503 until the first answer. It is 503 again as soon as an answer is invalid, not finite or not equal to
+the first; then the replica ends, and its supervisor restarts it.
 
 It is here and not in the API's health monitor because an orchestrator's probe sees only this replica, and because each
-of several API processes would send its own. Two tokens every ten seconds delay no request. They wait in the engine's queue
-like any request: a busy replica is tested a little later, never skipped. Silence alone does not fail the test, for
-under a long queue a sound engine is silent too, and ending it then would take the next replica down with its load. But
-a sound engine works for others meanwhile: an engine that for minutes has neither answered the test, nor generated a
-token or processed a part of a prompt for any request, hangs.
+of several API processes would send requests of its own. Two tokens every ten seconds delay no request. They wait in the
+engine's queue like any request: a busy replica is tested a little later, never skipped. A missing answer alone does not
+fail the test: with a long queue a working engine does not answer either, and if it ended, its load could overload the
+next replica. But a working engine makes progress on other requests meanwhile. So an engine hangs if, for minutes, it
+has not answered the test, generated a token or processed a part of a prompt.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ PROMPT = "."
 behind is found after the prompt, and a long one would overwrite it.
 """
 TOLERANCE = 0.25
-"""Nats by which the most likely token's log-probability may differ: in bfloat16 a fuller batch rounds differently."""
+"""Largest difference of the first token's log-probability, in nats: in bfloat16 a fuller batch rounds differently."""
 ANSWER_SECONDS = 120.0
 """Time without an answer after which the test is repeated and a warning logged."""
 LATE_ANSWERS = 2
-"""Late answers in a row, while the engine computes nothing, after which it counts as hanging. The longest step
-of a sound engine, a whole batch of prompts on a slow CPU, takes less than two such times.
+"""Number of consecutive late answers, while the engine makes no progress, after which it counts as hanging. The longest
+step of a working engine, a whole batch of prompts on a slow CPU, takes less than two such periods.
 """
 PROGRESS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:kv_cache_usage_perc")
-"""vLLM's own counts; the last changes with each part of a long prompt. They are the engine's reports: a hanging one
-sends none.
+"""vLLM's own counts; the last one changes with each part of a long prompt. The engine reports them, so a hanging engine
+does not change them.
 """
 
 IDLE_TOKENS = 0.5
-"""Tokens per second; the self-test alone has fewer."""
+"""Tokens per second above which the engine serves other requests: the self-test alone generates fewer."""
 SPEED = re.compile(r"throughput: ([\d.]+) tokens/s")
 
 log = logging.getLogger("vllm.mens.self_test")
@@ -60,9 +61,9 @@ class Verdict:
     """Result of one test of the engine.
 
     Attributes:
-        fault: its description; None without a fault.
-        logprob: log-probability of its first token, in nats.
-        is_certain: a sound engine cannot have given this answer, or silence.
+        fault: description of the fault; None without a fault.
+        logprob: log-probability of the answer's first token, in nats.
+        is_certain: whether a working engine could not have caused this result.
     """
 
     fault: str | None = None
@@ -77,7 +78,7 @@ def engine_progress() -> tuple[float, ...]:
 
 
 class SelfTest:
-    """Tests the engine, in its own process and event loop. Passes while it was never started, as in a test without
+    """Tests the engine from within the server's event loop. A test that was never started passes, as in tests without
     vLLM.
 
     Args:
@@ -98,10 +99,10 @@ class SelfTest:
         """Begin the tests.
 
         Args:
-            model: the base's name.
-            seconds: between two answers.
+            model: name of the base.
+            seconds: seconds between two answers.
             state: the value of ``app`` in the scope of vLLM's routes.
-            on_fault: called once, when the engine is found broken.
+            on_fault: called once, when the engine proves to be broken.
         """
         self._fault = "the engine has not answered yet"
         self._task = asyncio.create_task(self._keep_asking(model, seconds, state, on_fault))
@@ -126,8 +127,8 @@ class SelfTest:
         while True:
             verdict = await self._ask_until_known(model, state)
             # Test again, so that an answer that was cut off or rounded differently does not end the replica. A NaN may
-            # be gone the next time: the request that met it has overwritten it, and other requests will meet the
-            # others.
+            # be gone at the next test, because a request has overwritten it; further NaNs may remain for other
+            # requests.
             if verdict.fault and not verdict.is_certain:
                 verdict = await self._ask(model, state) or verdict
             self._fault = verdict.fault
@@ -140,8 +141,8 @@ class SelfTest:
             await asyncio.sleep(seconds)
 
     async def _ask_until_known(self, model: str, state: Any) -> Verdict:
-        """Return the verdict on an answer, however late while the engine works for others, or on silence while it does
-        not.
+        """Return the verdict on an answer, which may be late while the engine works on other requests, or on a missing
+        answer while the engine makes no progress.
         """
         seen = [self._progress()]
         while (verdict := await self._ask(model, state)) is None:
@@ -153,7 +154,7 @@ class SelfTest:
         return verdict
 
     async def _ask(self, model: str, state: Any) -> Verdict | None:
-        """Test the engine once; None when no answer came in time."""
+        """Test the engine once; return None if no answer arrived in time."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 status, body = await self._complete(model, state)
@@ -171,8 +172,8 @@ class SelfTest:
         return verdict
 
     async def _complete(self, model: str, state: Any) -> tuple[int, bytes]:
-        """Send one request to vLLM's own route. The salt makes it compute again, in memory that other requests have
-        used.
+        """Send one request to vLLM's own route. The salt keeps vLLM from using its prefix cache, so that it computes
+        again, in memory that other requests have used.
         """
         body = json.dumps(
             {
@@ -200,7 +201,7 @@ class SelfTest:
 
         async def receive() -> Message:
             if (message := next(messages, None)) is None:
-                await never.wait()  # a caller that does not hang up
+                await never.wait()  # a caller that does not disconnect
             assert message is not None
             return message
 
@@ -214,7 +215,7 @@ class SelfTest:
 
 
 def is_of_requests(record: logging.LogRecord) -> bool:
-    """Return False for vLLM's statistics of an engine that has answered the self-test alone: a line every ten seconds."""
+    """Return False for a line of vLLM's statistics that covers only the self-test: vLLM logs one every ten seconds."""
     message = record.getMessage()
     speeds = [float(speed) for speed in SPEED.findall(message)]
     is_idle = "Running: 0 reqs, Waiting: 0 reqs" in message
@@ -226,12 +227,13 @@ def judge(status: int, body: bytes, reference: float | None) -> Verdict:
 
     Args:
         status: the response's status. body: a completion in OpenAI's shape.
-        reference: the first token's log-probability after the start; None when this is that answer.
+        reference: the log-probability of the first token in the first answer after the start; None for that answer
+            itself.
     """
     try:
         logprobs = [float(logprob) for logprob in json.loads(body)["choices"][0]["logprobs"]["token_logprobs"]]
     except (ValueError, LookupError, TypeError):
-        # vLLM refuses to write NaN as JSON, with status 400; it has no other reason to refuse this request.
+        # vLLM cannot write NaN as JSON and responds with status 400; it has no other reason to refuse this request.
         return Verdict(f"no log-probabilities (status {status})", is_certain=status == 400)
     if len(logprobs) != 2 or not all(map(math.isfinite, logprobs)):
         return Verdict(f"log-probabilities {logprobs}", is_certain=True)

@@ -1,15 +1,15 @@
-"""Unloads an adapter that is no longer published: drained, then dropped by the engine, then its files deleted.
+"""Unloads an adapter that is no longer published: its requests end, the engine drops it, and its files are deleted.
 
     DELETE ─► storage still has its manifest? ─► refused
            ─► no new requests ─► those in flight end, or are aborted when the time is over
            ─► engine drops it ─► server drops it ─► files are deleted
 
-vLLM reads an evicted adapter's files again when a request that it has accepted needs them, and ends when they are gone.
-A request that has left this server may still be in the engine: when a caller disconnects, vLLM returns before it
-notifies the engine. So files are deleted only after two proofs:
+vLLM reads an evicted adapter's files again for a request that it has accepted, and ends if the files are missing. A
+request that has left this server may still be in the engine: when a caller disconnects, vLLM returns before it notifies
+the engine. So files are deleted only after two proofs:
 
-1. No request of the adapter is left in vLLM's own list of requests. A request leaves that list at its end, or in the
-   moment in which the engine gets the order to abort it.
+1. No request of the adapter is left in vLLM's own list of requests. A request leaves that list when it ends, or when
+the engine gets the command to abort it.
 2. The engine has dropped the adapter. Engine and workers process their commands in order, so by then they have aborted
    every such request and finished every step that had one.
 """
@@ -50,7 +50,7 @@ class Unloader:
         """Admit a request for a model.
 
         Raises:
-            NotFound: ``ADAPTER_NOT_FOUND``: it is being unloaded, or was.
+            NotFound: ``ADAPTER_NOT_FOUND``: the adapter is being unloaded, or was unloaded.
         """
         if not self._in_flight.is_closed(model):
             return
@@ -67,15 +67,15 @@ class Unloader:
             )
 
     async def unload(self, adapter_id: str, engine: Engine, drain_seconds: float) -> UnloadProgress:
-        """Advance the unload of an adapter; the caller repeats the call until it is unloaded. Idempotent.
+        """Advance the unload of an adapter; the caller repeats the call until the adapter is unloaded. Idempotent.
 
         Args:
             adapter_id: id of an adapter that the storage no longer has.
-            engine: where it may be loaded.
+            engine: the engine in which the adapter may be loaded.
             drain_seconds: time that requests in flight may take, counted from the first call.
 
         Returns:
-            whether it is unloaded, and the number of requests still in flight.
+            whether the adapter is unloaded, and the number of its requests still in flight.
 
         Raises:
             InvalidRequest: ``NAME_INVALID``. Conflict: ``ADAPTER_STILL_STORED``: nothing was done, or it was published
@@ -89,7 +89,7 @@ class Unloader:
             await engine.abort(adapter_id)
             await self._in_flight.wait_idle(adapter_id, WAIT_SECONDS)
         async with self._removing:
-            # Again: it may have been published while its requests were completed.
+            # Check again: the adapter may have been published while its requests were completed.
             await self._refuse_stored(adapter_id)
             requests = max(self._in_flight.count(adapter_id), engine.requests_of(adapter_id))
             if requests:
@@ -110,12 +110,12 @@ class Unloader:
         Requests for it that arrive meanwhile wait, and then proceed as if it had never been loaded.
 
         Returns:
-            whether it was dropped: it stays if it has requests in flight or is being deleted.
+            whether the adapter was dropped: it stays if it has requests in flight or is being deleted.
         """
         async with self._removing:
             if self._in_flight.is_closed(adapter_id):
                 return False
-            # Before the requests are counted: those that arrive from here on wait.
+            # Close before the requests are counted: requests that arrive from here on wait.
             self._in_flight.close(adapter_id)
             try:
                 if self._in_flight.count(adapter_id) or engine.requests_of(adapter_id):

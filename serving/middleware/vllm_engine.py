@@ -1,7 +1,7 @@
 """Access to vLLM's engine for unloading an adapter: its requests, ending them, dropping the adapter.
 
 vLLM has no route for that, so this uses the objects that its server keeps in ``app.state``, with the attributes of the
-pinned release. With other attributes it fails, and then nothing is removed.
+pinned release. If a later release has other attributes, the unload fails and nothing is removed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Engine:
         await self._client.abort(self._request_ids(adapter_id), internal=True)
 
     async def unload(self, adapter_id: str) -> None:
-        """Drop an adapter, first from the engine, then from the server. One that was never loaded is ignored.
+        """Drop an adapter, first from the engine, then from the server. An adapter that was never loaded is ignored.
 
         vLLM's own unload covers the server only: the engine keeps the weights under the adapter's number.
 
         Raises:
-            RuntimeError: it is still there; then no file of the adapter may be removed.
+            RuntimeError: the engine still has the adapter, so its files may not be removed.
         """
         loaded = self._models.lora_requests.get(adapter_id)
         if loaded is not None:

@@ -13,7 +13,7 @@ from shared.base_models.config import ModelConfig
 from shared.base_models.families import Others, join_name
 
 Shape = tuple[int, ...]
-"""As safetensors stores it: (out, in) for linear layers, (in, out) for GPT-2's Conv1D."""
+"""Shape of a tensor in safetensors: (out, in) for linear layers, (in, out) for GPT-2's Conv1D."""
 
 HEAD = "lm_head"
 COMPOSITE_NAMESPACE = "model.language_model"

@@ -54,7 +54,7 @@ def blocks_of(answer: str) -> list[str]:
 
 
 def code_of(answer: str) -> AnswerCode:
-    """Return the code of an answer: all fenced blocks, in order, whatever their labels."""
+    """Return the code of an answer: all fenced blocks, in order, with any label."""
     blocks, prose = _divided(answer)
     if not blocks:
         return AnswerCode(answer, 1.0, is_bare=True)

@@ -388,7 +388,7 @@ def _module_names(body: Iterable[ast.stmt]) -> Iterator[str]:
 
 
 def _names_of(node: ast.stmt) -> Iterator[ast.Name]:
-    """Yield the names in a statement, without those of statements within it."""
+    """Yield the names in a statement, except the names in statements within it."""
     waiting: list[ast.AST] = [node]
     while waiting:
         part = waiting.pop()

@@ -31,10 +31,10 @@ class Unit:
         head_lines: how many lines of ``code`` are signature and docstring; 0 if the body begins on the same line.
         context: the imports that it uses, one per line; the tables that a query reads.
         uses: other names that it uses of its module.
-        constructs: how often it has each kind of construct, as :attr:`shared.checkers.checker.Check.constructs`.
+        constructs: number of constructs of each kind, as :attr:`shared.checkers.checker.Check.constructs`.
         size: as :attr:`shared.checkers.checker.Check.size`.
         ast_hash: SHA-256 of its tree; equal for copies with other names, comments, docstrings and layout.
-        difficulty: from 1 to 10; see :func:`difficulty_of`.
+        difficulty: the unit's difficulty from 1 to 10; see :func:`difficulty_of`.
     """
 
     kind: UnitKind
@@ -81,7 +81,7 @@ def difficulty_of(size: int, nesting: int, kinds: int) -> int:
 
     Args:
         size: lines that do something.
-        nesting: how many blocks enclose its innermost statement.
+        nesting: number of blocks around its innermost statement.
         kinds: kinds of construct.
     """
     # 1 + ⌊log2(1 + size / 4)⌋ in whole numbers, so that no platform rounds it otherwise.

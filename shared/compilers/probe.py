@@ -1,4 +1,6 @@
-"""Probe whether this machine contains compilers: a compiler that does whatever its input says attacks from within."""
+"""Probe whether this machine contains compilers: a program in the compiler's place, which its input controls
+completely, attacks from within.
+"""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def resolve_contract(
         rows: rows that are trained on.
         max_positions: length of the longest row that the base can read.
         inherited: values by field path of the adapter that the run continues from.
-        measured: values by field path that the data decides, whatever else did.
+        measured: values by field path that the data decides, taking precedence over all other sources.
         open_base: precision of the base where the contract leaves it open; None: it stays open.
 
     Returns:

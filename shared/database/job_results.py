@@ -1,4 +1,4 @@
-"""A job's adapters and files, recorded before it is judged, so that they survive however the judging ends."""
+"""A job's adapters and files, recorded before the judging, so that they are kept even if the judging fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows by the names that a tenant's callers use: its own first, then those of ``shared``."""
+"""Rows by the names that a tenant's callers use: the tenant's own rows first, then the rows of ``shared``."""
 
 from __future__ import annotations
 
@@ -50,13 +50,15 @@ def adapter_row(
 
 
 def alias_rows(session: Session, tenants: Sequence[str], name: str | None = None) -> list[AliasRow]:
-    """Return aliases that are not deleted, all or those of a name, in order of names: per name the first tenant's."""
+    """Return aliases that are not deleted, all or only those with a given name, ordered by name; of each name, the
+    first tenant's alias.
+    """
     return [rows[0] for rows in aliases_by_name(session, tenants, name).values()]
 
 
 def aliases_by_name(session: Session, tenants: Sequence[str], name: str | None = None) -> dict[str, list[AliasRow]]:
-    """Group aliases that are not deleted, all or those of a name, by name: the first tenant's, then those that it
-    hides.
+    """Group aliases that are not deleted by name, all or only those with a given name. In each group the first tenant's
+    alias comes first, then the aliases that it hides.
     """
     query = select(AliasRow).where(AliasRow.tenant.in_(tenants), AliasRow.adapter_id.is_not(None))
     if name is not None:
@@ -68,7 +70,7 @@ def aliases_by_name(session: Session, tenants: Sequence[str], name: str | None =
 
 
 def foreign_name_rows(session: Session, tenants: Sequence[str], name: str | None = None) -> list[AliasRow]:
-    """Return foreign names, all or one, in the order of names: of each the first tenant's."""
+    """Return foreign names, all or one, ordered by name; of each name, the first tenant's entry."""
     query = select(AliasRow).where(
         AliasRow.tenant.in_(tenants), AliasRow.stands_for.is_not(None), AliasRow.adapter_id.is_(None)
     )

@@ -1,4 +1,5 @@
-"""The pass over a training file: every row checked, every bad line reported, memory bounded whatever the file's size.
+"""The pass over a training file: it checks every row and reports every bad line, in memory that does not depend on the
+file's size.
 
 Strict is the default: one bad line refuses the file (``DATASET_LINE_INVALID``). Lenient skips bad lines, counts them
 and can write them to a quarantine file. The row and the error codes of a line are in ``rows.py``.

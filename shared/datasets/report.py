@@ -79,7 +79,9 @@ class _FileFindings:
         return self.near is not None and not (self.near.full and training is None)
 
     def add(self, later: RowCounts, training: NearIndex | None) -> None:
-        """Add the counts of later rows, and compare these with the rows before and with those of the training file."""
+        """Add the counts of further rows, and compare the rows with earlier ones and with the rows of the training
+        file.
+        """
         self.counts.extend(later)
         if self.near is None:
             return

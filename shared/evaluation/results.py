@@ -137,7 +137,7 @@ class RunOutcome:
     """Outcome of a run.
 
     Attributes:
-        pairs: by the criterion's name; empty for a run of one model.
+        pairs: pairs by the criterion's name; empty for a run of one model.
     """
 
     run_id: str

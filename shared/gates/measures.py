@@ -33,7 +33,7 @@ class Loss:
     Attributes:
         old, new: scores of the items, in the same order.
         margin: accepted loss of the mean.
-        noise_floor: how far the incumbent's scores differ from its own, if it answered twice.
+        noise_floor: difference between the incumbent's scores for two sets of answers, if it answered twice.
         least_wins: win rate that must be exceeded, if the scores are shares won.
     """
 

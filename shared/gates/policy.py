@@ -130,7 +130,9 @@ class ShadowGate(Gate):
 
 
 class CyclesGate(Gate):
-    """In distinct cycles of scorecards the candidate gains, and loses in no KPI of syntax, semantics and repair."""
+    """Gate on distinct cycles of scorecards: the candidate must gain overall, and must not lose in any KPI of syntax,
+    semantics and repair.
+    """
 
     min_cycles: StrictInt = Field(2, ge=2, le=16, description="Distinct cycles: their tasks or training seeds differ.")
     candidate_backend: Backend | None = Field(

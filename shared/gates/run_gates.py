@@ -45,7 +45,7 @@ class Question:
 
     Attributes:
         of_item: an item's number, from a model's answers to it.
-        criterion: that it reads; None: whether all pass.
+        criterion: the criterion that the gate reads; None: whether all pass.
         best: score of an answer, 0 or 1, with which the candidate is at its best.
     """
 

@@ -14,7 +14,7 @@ MOST_ITEMS_NAMED = 1_000_000
 
 
 def shadow_check(gate: ShadowGate, evidence: Evidence) -> GateCheck:
-    """Check a gate on shadow traffic, by an interval that is valid however often and whenever it is looked at.
+    """Check a gate on shadow traffic, by an interval that stays valid for any number of looks at any time.
 
     It passes when the interval lies above -bound, and fails when the candidate was shown to be worse, or the whole
     interval lies below -bound.

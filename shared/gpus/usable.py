@@ -28,7 +28,7 @@ class MachineGpus:
     Attributes:
         gpus: usable GPUs, in CUDA's order.
         free_bytes: the least of their free memory; None: unknown.
-        fault: sentences that say why none of the GPUs that the driver shows is usable, and what to do about it.
+        fault: sentences with the reason why none of the GPUs that the driver shows is usable, and the remedy.
     """
 
     gpus: tuple[TorchGpu, ...] = ()

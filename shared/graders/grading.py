@@ -107,7 +107,7 @@ def _is_compiled(grader: PythonGrader) -> bool:
 
 
 def check_runnable(grader: Grader, sandbox: Sandbox | None = None, *, embeds: bool = False) -> None:
-    """Raise an error unless a grader can be run here, whatever the answer; checks the parts of ``multi`` graders too.
+    """Raise an error unless a grader can be run here for every answer; checks the parts of ``multi`` graders too.
 
     Args:
         sandbox: where code and compilers run; without it they are refused.

@@ -1,7 +1,7 @@
 """Similarity of two strings, from 0 to 1, by OpenAI's names of metrics.
 
 OpenAI names the metrics but not their settings; docs/evaluation.md lists the settings chosen here. Words of BLEU, GLEU
-and METEOR are separated by white space; those of ROUGE are runs of a-z and 0-9 in lower case, as in its first
+and METEOR are separated by white space; the words of ROUGE are runs of a-z and 0-9 in lower case, as in its first
 implementation.
 """
 

@@ -109,7 +109,7 @@ def process_registry() -> CollectorRegistry:
 
 
 def keyed(application: Application, key: str) -> Application:
-    """Return an application that answers ``GET /metrics`` with the key, and nothing else."""
+    """Return an application that answers ``GET /metrics`` with the key, and refuses all other requests."""
     expected = f"Bearer {key}".encode()
 
     def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -106,10 +106,10 @@ def with_answer_models(contract: FineTuneContract, parent: PlannedParent | None)
 
 
 def check_shape(contract: FineTuneContract, parent: PlannedParent | None, config: ModelConfig) -> None:
-    """Refuse a run whose adapter has no room for its parent's.
+    """Refuse a run whose adapter is too small for the weights of its parent.
 
     Args:
-        contract: resolved.
+        contract: the resolved contract.
 
     Raises:
         ContractRejected: ``CONTINUE_SHAPE_UNSUPPORTED``.

@@ -83,7 +83,7 @@ class ServingLimits(PreflightValue):
     Attributes:
         max_lora_rank: largest rank; settings round it up to one of vLLM's own.
         base_digest: digest of the served base (`BaseModelEntry.digest`); None when nothing is known.
-        bases: that its replicas serve; empty when nothing is known.
+        bases: the bases that its replicas serve; empty when nothing is known.
         max_model_len: longest context in tokens; None for the model's own.
         families: architectures that can take an adapter.
         head_families: those of them whose untied ``lm_head`` can; empty if a replica runs on a GPU.
@@ -123,7 +123,7 @@ class Machine:
         origin: source of these facts, in words, for a plan.
         limits: limits of the serving tier.
         tokens_per_second: measured training rate for this base. measured_by: the job that was measured.
-        other_seconds: what that job took in addition to its training.
+        other_seconds: seconds that this job took in addition to its training.
         quant_base: the operator's precision if callers leave it open; ``auto``: the rule decides.
         thorough: whether to tokenise every row. A control plane that handles a request tokenises a sample of a large
             file instead, reports that it did, and leaves the rest to the worker.
@@ -146,7 +146,7 @@ class Machine:
     thorough: bool = True
 
     def memory(self, *, on_gpu: bool) -> int | None:
-        """Return the bytes of the memory that a job trains in: of one GPU, or main memory."""
+        """Return the bytes of the memory that a job trains in: the memory of one GPU, or main memory."""
         return self.vram_bytes if on_gpu else self.host_bytes
 
     def sharers(self, contract: FineTuneContract, *, on_gpu: bool) -> int:
@@ -357,7 +357,7 @@ class Preflight(PreflightValue):
     """Result of the preflight, with the plan.
 
     Attributes:
-        device: that it is planned for.
+        device: the device that it is planned for.
         sources: the source of each field of the contract.
         warnings: row contents that the training will not reproduce as written, and held-out rows that are trained on
             too; the notes have them too.

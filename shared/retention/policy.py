@@ -170,7 +170,7 @@ def unreferenced_to_remove(
     Args:
         stored: all of a kind.
         referenced: digests that a job accounts for: it stored them, or is about to.
-        policy: how long the others are kept.
+        policy: how long all other objects are kept.
         now: the time.
     """
     return [

@@ -120,7 +120,7 @@ def _compile(source: str) -> CodeType | Outcome:
 
 
 def _judge(inheritance: Inheritance, code: CodeType, request: dict[str, Any], channel: socket.socket) -> Outcome:
-    """Run one item in a process of its own, and end that process whatever it does."""
+    """Run one item in a process of its own, and end that process in any case."""
     result_end, result = os.pipe()
     output_end, output = os.pipe()
     parent = os.getpid()

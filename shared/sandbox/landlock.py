@@ -1,5 +1,5 @@
-"""Landlock: a process gives up all files but the named ones, TCP, and signals to others. Three system calls, no
-library.
+"""Landlock: a process gives up access to all files except the named ones, to TCP, and to signals for other processes.
+Three system calls, no library.
 
 Source: Linux' `Documentation/userspace-api/landlock.rst`, `include/uapi/linux/landlock.h`.
 """

@@ -34,7 +34,7 @@ class QueuedJob:
     Attributes:
         queued_at: when it was submitted or resumed.
         hold: GPU-seconds that it takes of its tenant's quota until it has ended.
-        seconds: how long it is expected to run; None: unknown.
+        seconds: expected duration of the job in seconds; None: unknown.
         ready_at: earliest time at which it may start again after a failure.
     """
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 def spent_alpha(alpha: float, attempt: int) -> float:
     """Return the error level of a test's k-th repetition, ``alpha · 6 / (π² k²)``.
 
-    All repetitions together then err by at most alpha, however often the test is repeated.
+    The error probability of all repetitions together is then at most alpha, for any number of repetitions.
 
     Source: Foster and Stine, "Alpha-investing" (2008), whose plain spending this is; the sum is Basel's.
 
@@ -24,7 +24,7 @@ def spent_alpha(alpha: float, attempt: int) -> float:
 def holm_adjusted(p_values: Sequence[float]) -> list[float]:
     """Return Holm's adjusted p-values, in the order given: reject those that are at most alpha.
 
-    All false rejections together have at most the chance alpha, however the comparisons depend on each other.
+    The probability of any false rejection is at most alpha, even if the comparisons depend on each other.
 
     Source: Holm, "A simple sequentially rejective multiple test procedure" (1979).
 

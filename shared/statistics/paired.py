@@ -41,8 +41,8 @@ class Comparison:
         new: mean score of the new model.
         difference: mean of ``new - old``.
         interval: the difference's interval; each end is one-sided at the requested confidence.
-        p_value: for the hypothesis of no difference, two-sided: exact McNemar for passes and failures, sign flips for
-            other scores.
+        p_value: two-sided p-value of the hypothesis of no difference: exact McNemar for passes and failures, sign flips
+            for other scores.
         smallest_visible: the smallest loss that this many items detect with a power of .8; None when they detect none.
         items_needed: number that would detect a loss of the margin; only if these are too few and the margin is above
             0.

@@ -35,7 +35,7 @@ def bca_interval(values: Sequence[float], confidence: float, resamples: int = RE
     Args:
         values: at least one.
         confidence: confidence of each end alone; .95 makes a two-sided interval of 90 %.
-        resamples: how often the values are redrawn.
+        resamples: number of times that the values are redrawn.
     """
     count, mean = len(values), math.fsum(values) / len(values)
     if min(values) == max(values):

@@ -37,7 +37,7 @@ def log_e_value(losses: int, wins: int) -> float:
         raise ValueError("losses and wins are counts")
     lost, won = losses + 0.5, wins + 0.5
     if wins >= losses:
-        # 1 - I_½(lost, won) = I_½(won, lost), whose factors cancel all others.
+        # 1 - I_½(lost, won) = I_½(won, lost), whose factors cancel all other factors.
         return math.log(_continued_fraction(won, lost) / (math.pi * won))
     log_beta = math.lgamma(lost) + math.lgamma(won) - math.lgamma(lost + won)
     log_lower = math.log(_continued_fraction(lost, won) / lost) - (lost + won) * math.log(2) - log_beta
@@ -45,7 +45,9 @@ def log_e_value(losses: int, wins: int) -> float:
 
 
 def is_worse(losses: int, wins: int, alpha: float = 0.05) -> bool:
-    """Return whether the new model is shown to be worse. Stop at the first look that says so: later ones may not."""
+    """Return whether the new model is shown to be worse. Stop at the first look that shows it, because later looks may
+    not show it.
+    """
     return log_e_value(losses, wins) >= -math.log(alpha)
 
 

@@ -1,7 +1,7 @@
 """Win rates: the share of the items on which a new model's score is higher than an old model's. A tie is half a win.
 
-A score says how good an answer is; a win only says which of two answers is better. So a win rate also works if scores
-of different items cannot be compared, such as those of a judge that reads both answers.
+A score measures the quality of an answer; a win only shows which of two answers is better. So a win rate also works if
+scores of different items cannot be compared, such as those of a judge that reads both answers.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def supervise_preferences(
 
     Raises:
         DatasetInvalid: ``DATASET_LINE_INVALID``: a line is not a row of the method. ContractRejected, InvalidRequest:
-            as in that function.
+            the errors of that function.
     """
     tokenizer = Tokenizer.load(base_folder, options)
     with path.open("rb") as file:
@@ -102,7 +102,7 @@ class PreferenceSupervisionPass:
         return self._counts.lost_lines
 
     def report(self, lines: int, *, sampled: bool) -> SupervisionReport:
-        """Make the report on the rows so far, of a file with this many lines."""
+        """Make the report on the rows that were added so far, for a file with this many lines."""
         self._label()
         return self._counts.report(self._tokenizer, lines, sampled)
 

@@ -39,7 +39,7 @@ def _knows_developer(template: str) -> bool:
 
 
 def trained_turns(messages: Sequence[Message], thoughts: ThoughtsRule) -> list[Message]:
-    """Return a row's turns in the contract's form: with their thoughts, or without."""
+    """Return a row's turns in the form that the contract chooses, with or without their thoughts."""
     if thoughts is not ThoughtsRule.DROP:
         return list(messages)
     return [replace(message, reasoning_content=None) if message.reasoning_content else message for message in messages]

@@ -101,7 +101,7 @@ class SupervisionPass:
 
     def measure(self, row: TrainingRow) -> None:
         """Take a row outside the sample into account for the longest one. Only rows with more characters than all
-        before are tokenised: in a file in random order about a dozen.
+        earlier ones are tokenised; in a file in random order these are about a dozen.
         """
         size = sum(len(turn.content or "") + len(turn.reasoning_content or "") for turn in row.messages)
         if size <= self._largest or not self._filters.admits(row):
@@ -119,7 +119,7 @@ class SupervisionPass:
         return self._counts.lost_lines
 
     def report(self, lines: int, *, sampled: bool) -> SupervisionReport:
-        """Make the report on the rows so far, of a file with this many lines."""
+        """Make the report on the rows that were added so far, for a file with this many lines."""
         self._label()
         return self._counts.report(self._tokenizer, lines, sampled)
 

@@ -1,6 +1,7 @@
 """Arguments of a chat template (``enable_thinking``, ``reasoning_effort`` …), and the choice among them.
 
-This module finds the arguments that a template knows, and those of a request and an adapter that are used. Pure.
+This module finds the arguments that a template knows, and the arguments of a request and of an adapter that are used.
+Pure.
 """
 
 from __future__ import annotations

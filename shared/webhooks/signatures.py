@@ -27,7 +27,7 @@ def signed_headers(message_id: str, at: datetime, body: str, signing_secrets: Se
     Args:
         message_id: the same in every attempt, so that a receiver can drop duplicates.
         at: the attempt's time, aware; receivers refuse attempts older than five minutes.
-        body: as it is sent.
+        body: the body in the form in which it is sent.
         signing_secrets: one, or two while the secret is being rotated: a receiver accepts either signature.
     """
     at = at.astimezone(UTC)

@@ -1,4 +1,4 @@
-"""Allowed targets of webhooks: public addresses over HTTPS, and those that the operator adds.
+"""Allowed targets of webhooks: public addresses over HTTPS, and addresses that the operator adds.
 
 A tenant chooses the URL and the worker connects, from inside the network: without these rules a tenant could reach
 everything that the worker reaches (server-side request forgery). The URL is checked when it is stored, and the address
@@ -51,7 +51,7 @@ class AllowedTargets:
         """Parse the entries of the setting: addresses, networks, and host names.
 
         Raises:
-            ValueError: an entry is none of these.
+            ValueError: an entry has none of these forms.
         """
         hosts, networks = [], []
         for entry in entries:

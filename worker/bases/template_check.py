@@ -68,7 +68,8 @@ def limit_process() -> None:
 
 def confine(run_dir: Path) -> None:
     """Give up access to all files except the run folder and those that an import reads, and to the system calls that
-    are forbidden to graders. On a kernel without Landlock or seccomp, only the limits apply, and the log says so.
+    are forbidden to graders. Without Landlock or seccomp in the kernel, only the limits of time and memory apply, which
+    is logged.
     """
     packages = [Path(__file__).parents[1], Path(__file__).parents[2] / "shared"]
     steps: dict[str, Callable[[], None]] = {

@@ -1,4 +1,4 @@
-"""Requests to models through the API, as any client sends them: with a key, within its limits, retried if that can
+"""Requests to models through the API, sent like a client's: with a key, within its limits, and retried if that can
 help.
 """
 

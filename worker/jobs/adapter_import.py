@@ -67,8 +67,8 @@ def convert(attempt: Attempt, plan: ImportPlan, base: Path) -> Imported:
     """Write the adapter's folder into the run folder, from the uploaded files.
 
     Raises:
-        ArtifactInvalid: with the code of the defect; see `shared/artifacts/adapter_import.py`.
-            ``ADAPTER_TEMPLATE_MISMATCH``.
+        ArtifactInvalid: the adapter is defective, with the code of the defect; see
+            `shared/artifacts/adapter_import.py`. ``ADAPTER_TEMPLATE_MISMATCH``.
         InvalidRequest: ``TEMPLATE_UNSUPPORTED``: the uploaded template is not valid.
     """
     tokenizer = Tokenizer.load(base, ChatOptions(plan.contract.template_arguments))

@@ -145,7 +145,7 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
     notes stay.
 
     Raises:
-        MensError: with the code of the first reason that makes the job impossible.
+        MensError: the job is impossible, with the code of the first reason.
     """
     plan, inputs = run.plan, run.inputs
     entry = BaseModelEntry(name=plan.base.name, source=LocalSource(path=inputs.base), digests=plan.base.digests)
@@ -272,7 +272,7 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
     metrics = {step: row for folder in list_checkpoints(run_dir) for step, row in checkpoint_metrics(folder).items()}
     written = {state["step"]: state["written_at"] for state in states if "written_at" in state}
     registered = [
-        # Those that were not measured during the training are published with the result.
+        # Checkpoints that were not measured during the training are published with the result.
         *(
             checkpoint.model_copy(update={"metrics": metrics.get(checkpoint.step, {}), "published": final.published})
             for checkpoint in checkpoints

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunEnded(Exception):
-    """The training has ended, so the thread publishes nothing more."""
+    """The training has ended, so the thread does not publish further checkpoints."""
 
 
 class LiveCheckpoints:

@@ -114,7 +114,7 @@ def certify(
     others: set[ServedBaseName] = set()
     twins: list[str] = []
     longest = max((len(probe["token_ids"]) for probe in probes.probes), default=0)
-    # The deep probe is one request, and a CPU needs about as much longer for it as it is longer.
+    # The deep probe is one request, and on a CPU its time is about proportional to its length.
     seconds = REQUEST_SECONDS * max(1.0, longest / USUAL_TOKENS)
     for url in urls:
         with BlockingReplicaClient(url, key, seconds) as replica:

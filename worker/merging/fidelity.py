@@ -165,7 +165,8 @@ def divergence(reference: Sequence[torch.Tensor], other: Sequence[torch.Tensor])
     """Return KL(one ‖ other) by position, and the largest logit difference."""
     kl, largest = [], 0.0
     for mine, theirs in zip(reference, other, strict=True):
-        # By position: in float64 one probe's logits would take as much memory as all of them do now.
+        # Position by position: converted to float64 at once, the logits of one probe would need as much memory as all
+        # probes need now.
         for left, right in zip(mine, theirs, strict=True):
             log_p, log_q = (logits.double().log_softmax(-1) for logits in (left, right))
             kl.append(float((log_p.exp() * (log_p - log_q)).sum()))

@@ -1,5 +1,5 @@
-"""A model whose weights are read when a layer is computed and dropped afterwards, so that it takes the memory of one
-block, whatever its size.
+"""A model whose weights are read when a layer is computed and dropped afterwards, so that it needs only the memory of
+one block.
 
 transformers builds the model without weights, peft adds its layers, and accelerate's hooks request each tensor from
 :class:`FolderWeights` at the moment that it is needed.

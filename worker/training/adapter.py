@@ -47,7 +47,7 @@ def save_adapter(
 
     Args:
         base: the base model's folder: layers have the names of its files.
-        reference: SHA-256 of the reference's scores, if preferences were learnt.
+        reference: SHA-256 of the reference's scores, for preference training only.
     """
     folder.mkdir(parents=True, exist_ok=True)
     trained = {key: value.detach().float().cpu() for key, value in get_peft_model_state_dict(model).items()}

@@ -35,7 +35,7 @@ NOTE_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class DistributedContext:
-    """This process among those of its run.
+    """This process among the processes of its run.
 
     Attributes:
         rank: counted from 0; the first process writes the run's files.

@@ -1,4 +1,6 @@
-"""A step's gradients and a validation's score: sums over micro-batches, the same however a step is divided."""
+"""A step's gradients and a validation's score. Both are sums over micro-batches, and do not depend on how a step is
+divided.
+"""
 
 from __future__ import annotations
 

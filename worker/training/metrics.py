@@ -65,7 +65,7 @@ class StepReport:
 
 
 def mean(values: list[float]) -> float | None:
-    """Arithmetic mean; None of an empty sequence."""
+    """Arithmetic mean; None for an empty sequence."""
     return sum(values) / len(values) if values else None
 
 

@@ -35,7 +35,7 @@ def make_probes(
 
     Args:
         rows: rows, of which the first become probes.
-        model: the model as it is now, on ``device``; its log-probabilities (nats, one per position) go into
+        model: the model in its current state, on ``device``; its log-probabilities (nats, one per position) go into
             ``trained``. None: they are left out, and the base shift cannot be reported.
         device: the model's device.
         window: the contract's maximum row length. Above `MAX_TOKENS`, one more probe has this many tokens, at most

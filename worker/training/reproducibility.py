@@ -28,8 +28,8 @@ import torch
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
 FIXED_ORDER = {"MKL_CBWR": "AUTO", "MKL_DYNAMIC": "FALSE"}
-"""MKL's variables: they fix the order of sums, wherever operands are in memory, and the number of threads, however busy
-the machine is.
+"""MKL's variables that fix the order of sums and the number of threads, so that neither depends on the operands'
+addresses or on the machine's load.
 """
 NO = ("false", "0", "no", "off")
 OFFSETS = (4, 8, 16, 24, 32, 40, 48)

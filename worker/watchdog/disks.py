@@ -78,7 +78,7 @@ class DiskCheck:
                     file.flush()
                     os.fsync(file.fileno())
                 self._written = "the storage (MENS_STORAGE_DIR or MENS_S3_BUCKET)"
-                with self.storage.writer() as writer:  # discarded, as it is not committed
+                with self.storage.writer() as writer:  # the file is discarded, because it is not committed
                     writer.write(bytes(PROBE_BYTES))
                     writer.finish()
                 self.storage.has_blob(ABSENT_BLOB)

@@ -25,7 +25,7 @@ class IdleWatch:
 
     Args:
         group: id of the process group.
-        idle_seconds: how long it may be idle.
+        idle_seconds: how long the process may be idle.
         sample_seconds: interval between samples.
         clock: monotonic seconds.
         gpu_share: utilisation of its busiest GPU, 0 to 1; None: unknown. 0 without a GPU.

@@ -166,7 +166,7 @@ def check_all(watches: Sequence[Watch | None]) -> None:
     """Run the checks in the given order; None entries are skipped.
 
     Raises:
-        JobFailed: from the first watch that ends the attempt.
+        JobFailed: the error of the first watch that ends the attempt.
     """
     for watch in watches:
         if watch is not None:

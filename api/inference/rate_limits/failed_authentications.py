@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from shared.errors import Code, TooMany, Unauthenticated
 
 MAX_ADDRESSES = 10_000
-"""Addresses that are remembered, by latest attempt; all others start from zero."""
+"""Number of addresses that are remembered, by latest attempt; all others start from zero."""
 IPV6_PREFIX = 64
 """One client may have all addresses of a network of this size."""
 MAX_LOOKUPS = 2
@@ -30,7 +30,7 @@ MAX_LOOKUPS = 2
 class _Allowance:
     left: float
     at: float
-    # So that the guesses of one address do not take all threads that look keys up.
+    # Limits the lookups, so that the guesses of one address do not occupy all threads that look up keys.
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LOOKUPS))
 
 

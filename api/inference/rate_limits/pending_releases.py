@@ -10,8 +10,9 @@ from redis.exceptions import RedisError
 
 RETRY_SECONDS = 1.0
 MAX_PENDING = 10_000
-"""Releases that are kept, so that a long outage does not fill the memory; a slot beyond them is free when its hold is
-over."""
+"""Largest number of releases that are kept, so that a long outage does not fill the memory; the slot of any further
+release becomes free when its hold expires.
+"""
 
 Release = Callable[[str, str], Awaitable[None]]
 

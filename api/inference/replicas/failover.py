@@ -181,7 +181,7 @@ class ReplicaAttempt:
     def return_to_slow(self) -> bool:
         """Make the replica that was skipped as slow eligible again, once; returns whether one was.
 
-        The others have failed since, and it may be working: a late response is better than none.
+        The other replicas have failed since, and the slow one may be working: a late response is better than none.
         """
         slow, self._slow = self._slow, None
         if slow is None:

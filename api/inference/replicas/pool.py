@@ -22,7 +22,7 @@ from api.inference.replicas.served_models import ServedModel
 from shared.replicas import Fit, ReplicaCapabilities, ServedBaseName
 
 LOAD_FACTOR = 1.25
-"""A replica takes at most this many times the mean of requests in flight, and one."""
+"""A replica takes at most this multiple of the mean number of requests in flight, plus one."""
 FAILED_CHECKS = 3
 """Consecutive failed health checks before a replica counts as down; a refused connection is enough on its own."""
 LATE_STREAMS = 3
@@ -127,7 +127,7 @@ class Replica:
             self.state, self.late = ReplicaState.UP, 0
 
     def refused_connection(self, error: str) -> None:
-        """Record that it refused a connection: it is down."""
+        """Record that the replica refused a connection: it is down."""
         self._set_error(error)
         self.state = ReplicaState.DOWN
         self.check_now.set()
@@ -137,7 +137,7 @@ class Replica:
         self.refused_connection(error)
 
     def failed_request(self, error: str) -> None:
-        """Record that it accepted a request and gave no response; its health is checked now."""
+        """Record that the replica accepted a request but did not respond; its health is checked now."""
         self._set_error(error)
         self.check_now.set()
 
@@ -205,7 +205,7 @@ class ReplicaPool:
         """Replace the replicas by those at ``urls``; one that stays keeps its state.
 
         Returns:
-            The added and the removed ones. Requests in flight at the latter continue.
+            The added and the removed replicas. Requests in flight at removed replicas continue.
         """
         old = {replica.url: replica for replica in self.all}
         addresses = list(dict.fromkeys(urls))
@@ -229,7 +229,7 @@ class ReplicaPool:
         return replica
 
     def release(self, replica: Replica) -> None:
-        """Count one request less in flight."""
+        """Decrease the number of requests in flight by one."""
         replica.in_flight -= 1
 
     def having(self, model: ServedModel) -> list[Replica]:
@@ -272,7 +272,8 @@ class ReplicaPool:
         return {replica.serves.base_name for replica in answering if replica.serves}
 
     def candidates(self, model: ServedModel, tried: Collection[Replica] = ()) -> list[Replica]:
-        """Return the replicas that may get a request for a model now: those that are up, else the next best.
+        """Return the replicas that may get a request for a model now: those that are up, else those in the next
+        preferred state.
 
         If a replica that is not down serves the weights that an adapter was trained on, only such replicas are
         returned.
@@ -290,8 +291,8 @@ class ReplicaPool:
 
 
 def rendezvous(url: str, model: str) -> bytes:
-    """Return a replica's place in a model's order. It depends on nothing else, so a replica that leaves moves only its
-    own models.
+    """Return a replica's place in a model's order. The place depends only on model and replica, so a replica that
+    leaves moves only its own models.
     """
     return hashlib.sha256(f"{url} {model}".encode()).digest()
 
@@ -302,12 +303,12 @@ def in_order(replicas: Iterable[Replica], model: str) -> list[Replica]:
 
 
 def in_flight_limit(replicas: Sequence[Replica]) -> int:
-    """Return how many requests each of them may have in flight."""
+    """Return how many requests each of the replicas may have in flight."""
     mean = sum(replica.in_flight for replica in replicas) / len(replicas)
     return math.ceil(LOAD_FACTOR * mean + 1)
 
 
 def first_below_limit(order: Sequence[Replica]) -> Replica:
-    """Return the first that can take one more request; one at or below the mean always can."""
+    """Return the first replica that can take one more request; a replica at or below the mean always can."""
     limit = in_flight_limit(order)
     return next(replica for replica in order if replica.in_flight < limit)

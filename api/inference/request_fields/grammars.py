@@ -24,7 +24,7 @@ class GrammarLimits:
     """Limits of the grammars of one request.
 
     Attributes:
-        max_bytes: most bytes of all its grammars together; a schema counts as compact JSON.
+        max_bytes: largest number of bytes of all grammars of the request together; a schema counts as compact JSON.
         max_depth: deepest nesting of objects and lists.
     """
 
@@ -47,7 +47,7 @@ class GrammarLimits:
                     param=param,
                     details={"max_bytes": self.max_bytes},
                 )
-            # Most have fewer objects and lists than the allowed levels, and need no closer check.
+            # Most grammars have fewer objects and lists than the allowed levels, and are not checked further.
             if text.count(b"{") + text.count(b"[") > self.max_depth and is_deeper(grammar, self.max_depth):
                 raise InvalidRequest(
                     Code.GRAMMAR_TOO_DEEP,

@@ -164,7 +164,8 @@ WITHOUT_EFFECT = frozenset(
         "safety_identifier",
     ]
 )
-"""Fields of OpenAI's that change no answer, there or here: labels, and hints that only make an answer faster."""
+"""OpenAI's fields that do not change an answer, at OpenAI or here: labels, and hints that only make an answer faster.
+"""
 _RENDERED: dict[str, tuple[Any, ...]] = {
     "mm_payload": (None, "tensors"),
     "return_mm_kwargs": (None, True),
@@ -222,7 +223,7 @@ def refuse_token_ids(body: dict[str, Any]) -> None:
         value = body.get(name)
         if (
             value is not None and value is not False and value != []
-        ):  # 0 for `prompt_logprobs` returns those of the prompt
+        ):  # `prompt_logprobs: 0` returns the prompt's own token ids
             raise Forbidden(
                 Code.ROLE_INSUFFICIENT,
                 f"`{name}` returns token ids, which need the role trainer.",

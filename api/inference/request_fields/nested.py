@@ -54,7 +54,7 @@ TOOLS_OF_OTHERS = {
     "inputSchema": "the Model Context Protocol",
     "name": "the Responses API",
 }
-"""Fields of tools that have no function, and whose they are; the first that a tool has says it."""
+"""Fields of tools without a function, each with the API that it belongs to; the first field that a tool has decides."""
 WRAPPED_FUNCTION = '{"type": "function", "function": {"name": …, "description": …, "parameters": …}}'
 FLAT_FUNCTION = '{"type": "function", "name": …, "description": …, "parameters": …}'
 CALL_OF_A_FUNCTION = '{"id": …, "type": "function", "function": {"name": …, "arguments": …}}'

@@ -11,8 +11,8 @@ from shared.datasets.forms.schemas import SchemaFault, schema_faults, without_nu
 
 
 def with_schemas_without_nulls(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a chat or response whose tools have no null in their schemas, as a training row is read; the body itself if
-    none has any.
+    """Return a chat or response request with the nulls removed from its tools' schemas, as in training rows; the body
+    itself if the schemas have no nulls.
     """
     tools = body.get("tools")
     if not isinstance(tools, list):

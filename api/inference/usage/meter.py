@@ -139,7 +139,7 @@ class Meter:
         try:
             await to_thread.run_sync(self._usage.add, counted)
         except Exception as error:
-            # Of any kind: usage that was counted must not be lost, so it is put back.
+            # After an error of any kind, put the counts back: usage that was counted must not be lost.
             for account, amount in counted.items():
                 self._add(account, amount)
             if not self._write_failed:

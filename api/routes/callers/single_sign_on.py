@@ -27,7 +27,7 @@ from shared.errors import Code, Forbidden, InvalidRequest, NotFound
 CALLBACK = "/console/callback"
 """The page's address to which the provider sends the browser back."""
 SHORTEST_TOKEN = 43
-"""Characters of 256 random bits in base64. A page sends no word of its own in place of a token that it does not have."""
+"""Characters of 256 random bits in base64. A shorter value is therefore not a token."""
 router = APIRouter(prefix="/v1/sign_in/oidc", tags=["sign-in"])
 
 
@@ -64,7 +64,7 @@ class ProviderAnswer(BaseModel):
 async def begin_provider_sign_in(body: NewProviderSignIn, request: Request, services: ServicesDep) -> ProviderSignIn:
     """Begin to sign in through the identity provider. No key is needed."""
     provider = _provider(services, request)
-    # Strangers may begin too. Guessed keys are counted elsewhere, so that they do not block sign-ins.
+    # Anyone may begin a sign-in. Guessed keys are counted separately, so that they do not block sign-ins.
     services.begun_sign_ins.count(address_of(request.scope))
     pending = PendingSignIn(
         challenge=body.challenge,

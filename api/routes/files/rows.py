@@ -78,7 +78,7 @@ async def file_rows(
             rows = services.file_readers.rows(DataSource(path, base[0] if base else None), rows_request)
         return DataRows(file_id=file.id, base_model=base_model, **rows)
 
-    # Before it waits in turn: a file that does not exist is not waited for.
+    # Looked up before the request waits for its turn, so that a missing file is reported at once.
     await run_in_threadpool(view.files.get, file_id)
     return await services.row_turns.run(caller.tenant, read)
 

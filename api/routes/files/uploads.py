@@ -131,7 +131,7 @@ def _join(
         try:
             md5 = _copy(storage, parts, writer)
         except NotFound:
-            # Completed, cancelled or expired meanwhile, and its parts with it.
+            # The upload was completed, cancelled or expired meanwhile, and its parts were deleted.
             if completed := view.uploads.completed(upload_id, digest):
                 return completed
             raise

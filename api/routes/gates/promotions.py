@@ -36,7 +36,8 @@ class EvaluatePromotion(BaseModel):
     @field_validator("cycles", mode="before")
     @classmethod
     def _are_not_too_many_events(cls, cycles: object) -> object:
-        # Before any is read: reading and comparing them takes the interpreter's time from other requests.
+        # Checked before any file is read: reading and comparing files delays other requests, because they share the
+        # interpreter.
         events = (
             [cycle.get("events") for cycle in cycles if isinstance(cycle, dict)] if isinstance(cycles, list) else []
         )

@@ -125,7 +125,7 @@ async def costs(
         return page_of(reader.lines(payer, period, groups, after=after, limit=limit), limit)
 
     def read_table() -> Response:
-        # It has no name, so it ends with the response, however that ends. /tmp may be memory.
+        # The file has no name, so it disappears when the response ends for any reason. /tmp may be in memory.
         with disk_errors(), ExitStack() as on_failure:
             table = on_failure.enter_context(TemporaryFile(dir=services.settings.home))
             with closing(reader.each_line(payer, period, groups, limit=MOST_CSV_LINES)) as lines:
@@ -134,8 +134,8 @@ async def costs(
             on_failure.pop_all()
         return StreamingResponse(_parts(table), media_type=CSV, headers=headers)
 
-    # Each page adds up the whole period, as the table does. A slow client gets the table from the file: meanwhile it holds
-    # neither the turn nor a connection to the database.
+    # Each page adds up the whole period, like the table. A slow client reads the table from the file, so it does not
+    # hold the turn or a database connection meanwhile.
     return await services.curve_turns.run(caller.tenant, read_table if is_csv else read_page)
 
 
@@ -143,7 +143,7 @@ def _write_csv(groups: Iterable[CostGroup], lines: Iterable[CostLine], table: IO
     """Write the lines into a file, which stays open.
 
     Raises:
-        InvalidRequest: ``REQUEST_INVALID``: they are more than ``MOST_CSV_LINES``.
+        InvalidRequest: ``REQUEST_INVALID``: the table has more than ``MOST_CSV_LINES`` lines.
     """
     names = {"day": "day", "tenant": "tenant", "key": "key_name", "base": "base"}
     left_out = {"id", *names.values()} - {names[group] for group in groups}
@@ -172,7 +172,7 @@ def _parts(table: IO[bytes]) -> Iterator[bytes]:
 
 
 def _cell(value: object) -> object:
-    """Return a cell of a table; a name that a spreadsheet would calculate stays text."""
+    """Return a cell of a table; a name that a spreadsheet would read as a formula is marked as text."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 

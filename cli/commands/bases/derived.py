@@ -1,4 +1,4 @@
-"""Bases that are made of others: the dequantised twin of a base, and a merged model."""
+"""Bases that are made from other bases: the dequantised twin of a base, and a merged model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool =
     """Create the dequantised twin of a base and add it to the catalogue.
 
     Raises:
-        MensError: the base is missing, its files are not those of the catalogue, the twin's name is an alias's, or the
+        MensError: the base is missing, its files are not those of the catalogue, an alias has the twin's name, or the
             base has such a twin under another name.
             ValidationError: ``twin`` is not a valid name.
     """
@@ -72,7 +72,7 @@ def add_merged(settings: Settings, digest: str, name: str | None = None) -> Base
         name: name in the catalogue; None: the adapter's name with ``-merged``.
 
     Raises:
-        MensError: the model does not exist or is damaged, the name is an alias's, or the catalogue has the model under
+        MensError: the model does not exist or is damaged, an alias has this name, or the catalogue has the model under
             another name. ValidationError: not a valid name for a base.
     """
     storage = open_storage(settings)

@@ -49,8 +49,8 @@ def build(
         allow_copy: accept files that the catalogue has under another name; the same options and seed make the same files.
 
     Raises:
-        MensError: its name is an alias's, the folder does not contain a base, or the catalogue has its files under another
-            name; then the new folder is removed.
+        MensError: an alias has the base's name, the folder does not contain a base, or the catalogue has its files
+            under another name; then the new folder is removed.
     """
     check_name(settings, name)
     folder = settings.home / "bases" / name

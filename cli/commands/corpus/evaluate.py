@@ -50,7 +50,7 @@ def evaluate(
     from shared.gates.policy_file import read_policy
 
     try:
-        # Before the file is read, which may take long.
+        # Checked before the file is read, which may take long.
         gates = read_policy(policy.read_text(encoding="utf-8", errors="replace")) if policy else None
         measured = measure_file(file, tuple(dict.fromkeys(language or ("python",))))
         rows = judge_file(measured, gates, policy.stem) if gates and policy else []

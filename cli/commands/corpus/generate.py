@@ -106,7 +106,7 @@ def _installation(name: str) -> ModelEndpoint:
 
 
 def _announce(plans: list[PlannedRequests], *, yes: bool) -> None:
-    """Print what will be asked, and ask for confirmation if something will be."""
+    """Print the requests that will be sent, and ask for confirmation if there are any."""
     for plan in plans:
         stored = f", {plan.stored:,} responses are stored" if plan.stored else ""
         money = "" if plan.money is None else f", about {plan.money:,.2f} by your prices"
@@ -114,7 +114,7 @@ def _announce(plans: list[PlannedRequests], *, yes: bool) -> None:
             f"{plan.endpoint.name} ({plan.endpoint.url}): at most {counted(plan.requests, 'request')}{stored}; about "
             f"{plan.prompt_tokens:,} prompt tokens and at most {plan.answer_tokens:,} answer tokens{money}"
         )
-    # Stored responses may be those to other prompts, so they do not make the question needless.
+    # Ask even if responses are stored, because they may belong to other prompts.
     if yes or not plans:
         return
     if wants_json() or not sys.stdin.isatty():

@@ -51,7 +51,7 @@ def retract(
 
     try:
         row_keys = parse_keys(keys)
-        # Before anything is written, so that a fault of a file leaves no half of the work.
+        # Read before anything is written, so that a faulty file does not leave the work half done.
         files = list(find_affected(folder, corpus, row_keys, skipped := list[Path]()))
         unmatched = find_unmatched(folder, row_keys)
         added = run(folder, row_keys)

@@ -106,7 +106,7 @@ UrlOption = Annotated[
 
 @dataclass(frozen=True)
 class TableOptions:
-    """The options of a call, as typed."""
+    """The options of a command line, as typed."""
 
     source: str
     sql: str | None

@@ -82,7 +82,7 @@ def _print_row(corpus: Path, row_id: str, *, adapters: bool, as_json: bool) -> N
         return
     console = plain_console()
     for path, record in records:
-        # Names of files and keys of tables are other people's.
+        # Names of files and keys of tables come from other people.
         console.print(printable(f"{record.id} in {path.name.removesuffix(SOURCES_SUFFIX)}: {record.source}"))
         for name in ("locator", "license", "stages", "parents", "generator", "redactions", "checks"):
             if value := getattr(record, name):

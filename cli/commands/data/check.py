@@ -95,7 +95,7 @@ def check(
     options = _chat_options(template_argument, thoughts)
     trained_by = MethodType(method) if method else method_of_file(file)
     try:
-        # The processes first: they are forked, and a progress bar is a thread.
+        # The processes are created first: they are forks, and the progress bar is a thread.
         with reading_processes(total) as executor, _progress(total) as bar, _opened(quarantine) as target:
             report = inspect_file(
                 file,

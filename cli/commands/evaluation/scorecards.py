@@ -160,7 +160,7 @@ def schema(
 
 
 def _connection() -> Connection | None:
-    """Return the command line's installation, whose key it may send; other endpoints get none."""
+    """Return the configured installation, whose key is sent only to it and not to other endpoints."""
     is_known = os.environ.get("MENS_API_URL") or saved_connection(read_settings(Settings).home)
     return connect() if is_known else None
 

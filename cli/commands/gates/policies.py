@@ -39,7 +39,7 @@ def check(file: File) -> None:
     policy = _read(file)
     typer.echo(f"{file} is a policy, digest {policy_digest(policy)[:12]}")
     _print_gates(policy)
-    # Offline nothing is known of evals and files.
+    # Offline, evals and files are unknown.
     unknown = {name: RunFacts() for name in policy.runs}
     _print_notes([gate.describe() for gate in hopeless_gates(policy, unknown)])
 

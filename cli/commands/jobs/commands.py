@@ -152,7 +152,7 @@ def compare(
 
 def _told(value: object, source: str | None = None) -> str:
     if isinstance(value, float):
-        # Bytes and tokens come as numbers too: all of their digits count.
+        # Bytes and tokens are numbers too, and are shown with all digits.
         text = str(int(value)) if value.is_integer() and abs(value) < 2**53 else f"{value:g}"
     else:
         text = "-" if value is None else str(value)

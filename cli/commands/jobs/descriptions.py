@@ -1,4 +1,4 @@
-"""Lines that describe a job: its plan, what is expected of it, its place in the queue, its outcome."""
+"""Lines that describe a job: its plan, its expected cost, its place in the queue, its outcome."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def train(
     file_options = {"train_file": file, "validation_file": validation, "replay_file": replay}
     files = {field: path for field, path in file_options.items() if path}
     options: dict[str, dict[str, Any]] = {
-        # Names, until the files have ids: files are sent once everything else is checked.
+        # The contract has the files' names until they have ids: files are sent once everything else is checked.
         "data": {
             **{field: path.name for field, path in files.items()},
             "mode": DataMode.LENIENT if lenient else None,
@@ -213,9 +213,9 @@ def train(
 
 
 def _training_file(context: typer.Context, file: Path | None, table: TableOptions, progress: Console) -> Path:
-    """Return the file to train on: the one that is named, or one that is pulled from a table."""
+    """Return the file to train on: the named file, or a file that is pulled from a table."""
     if table.source:
-        if file:  # not a file, but the first of the contract's flags
+        if file:  # this is not a file, but the first of the contract's flags
             context.args.insert(0, str(file))
         return _pull_rows(table, progress)
     if table.sql:
@@ -278,7 +278,8 @@ def refuse_unserved(base: dict[str, Any]) -> None:
 
 
 def refuse_too_large(contract: FineTuneContract, base: dict[str, Any]) -> None:
-    """Refuse a rank or length that is written and beyond what the API says of a base; what it does not say it decides later.
+    """Refuse an explicit rank or length that exceeds a limit that the API reports for a base. The API itself checks
+    limits that it does not report.
 
     Raises:
         ContractRejected: ``NOT_SERVABLE_RANK``, ``SEQ_LEN_TOO_LARGE``.

@@ -91,7 +91,7 @@ class RemoteKeys:
         self._tenant = tenant
 
     def create(self, name: str, role: Role, limits: Limits, expires_at: str | None) -> KeyRecord:
-        # Only in the body: the tenant may be created with this key, and no header can name it before that.
+        # The tenant is only in the body: this key may create the tenant, and a header can name only an existing one.
         body = {"name": name, "role": role, "tenant": self._tenant, "expires_at": expires_at, **limits}
         key: KeyRecord = call("POST", "/v1/keys", tenant="", json=body)
         return key
@@ -116,7 +116,7 @@ class RemoteKeys:
 
 @contextmanager
 def _local_command() -> Iterator[None]:
-    """Run a command on the database of this machine: it appears in the audit log as the command's, and an error ends
+    """Run a command on the database of this machine: the audit log names the command as the actor, and an error ends
     it.
     """
     from shared.database.audit.actors import AuditActor, acting  # slow to import

@@ -1,4 +1,4 @@
-"""``mens audit``: who changed what: lists events, exports them as JSON lines, and prunes exported ones."""
+"""``mens audit``: lists the recorded changes with their actors, exports them as JSON lines, and prunes exported ones."""
 
 from __future__ import annotations
 

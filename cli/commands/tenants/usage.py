@@ -132,7 +132,7 @@ def _resolve_model(model: str, tenant: str | None) -> list[str]:
 
 
 def _check_model(name: str, tenant: str | None) -> None:
-    """End the command with ``MODEL_NOT_FOUND`` if the name is not and never was a model: it is then a typing error."""
+    """End the command with ``MODEL_NOT_FOUND`` if the name never belonged to a model, because it is then misspelt."""
     path = quote(name, safe="")
     # A deleted adapter keeps its record.
     is_adapter = find(f"/v1/adapters/{path}", tenant)

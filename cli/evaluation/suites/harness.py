@@ -123,7 +123,7 @@ def run_suite(
         progress: called with the number of answered requests and their total.
 
     Raises:
-        JobFailed: ``SUITE_FAILED``: with the last lines that the harness printed.
+        JobFailed: ``SUITE_FAILED``: the harness failed; the error has the last lines that it printed.
     """
     output.mkdir(parents=True, exist_ok=True)
     last: deque[str] = deque(maxlen=LAST_LINES)

@@ -1,5 +1,5 @@
-"""Results of lm-evaluation-harness for each item, as scores that can be paired: its own comparison of two models is not
-paired.
+"""Results of lm-evaluation-harness for each item, as scores that can be paired: the harness's own comparison of two
+models is not paired.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SuiteScores:
 
     Attributes:
         by_metric: a score from 0 to 1, higher is better, for each item.
-        left_out: metrics that give no such score for an item, each with the reason.
+        left_out: metrics without such a score for an item, each with the reason.
         totals: the harness's own figure for each metric.
         items: the item itself, by task and key.
     """
@@ -74,7 +74,7 @@ def read_scores(output: Path) -> SuiteScores:
 
 
 def paired(old: SuiteScores, new: SuiteScores) -> Iterator[tuple[Metric, list[tuple[ItemKey, float, float]]]]:
-    """Yield, for every metric that both have, each item with its old and new score, in the task's order.
+    """Yield, for every metric that both models have, each item with its old and new score, in the task's order.
 
     Raises:
         InvalidRequest: ``SUITE_ITEMS_DIFFER``: the models did not get the same items.

@@ -27,7 +27,7 @@ PROBE_CHATS = (
     ("user", "assistant", "user", "assistant", "user"),
     ("system", "user", "assistant", "user", "assistant", "user"),
 )
-"""Chats as a template of Ollama's gets them: consecutive turns of one role have been joined."""
+"""Chats in the form in which Ollama passes them to a template: consecutive turns of one role are joined."""
 LATE_SYSTEM = ("user", "assistant", "system", "user")
 CLOCK = "strftime_now"
 

@@ -28,7 +28,7 @@ MODELFILE_NAME, ADAPTER_FOLDER = "Modelfile", "adapter"
 CONVERTED = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"})
 """Supported architectures that Ollama converts from safetensors."""
 CONVERTED_WITH_ADAPTER = frozenset({"LlamaForCausalLM", "MistralForCausalLM"})
-"""Those of them for which it also converts adapters."""
+"""Architectures among these for which Ollama also converts adapters."""
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 """generation_config.json's names and vLLM's defaults. All are written, because Ollama's own defaults differ."""
 OLLAMA_NAMES = {"repetition_penalty": "repeat_penalty"}
@@ -62,7 +62,8 @@ def plan_model(folder: Path, manifest: AdapterManifest, source: str | None) -> O
 
     Raises:
         InvalidRequest: ``OLLAMA_MODEL_UNSUPPORTED`` or ``OLLAMA_TEMPLATE_UNSUPPORTED``; the tokenizer's codes.
-        ArtifactInvalid: ``ADAPTER_BASE_MISMATCH``: neither that base nor that merged model, or changed files.
+        ArtifactInvalid: ``ADAPTER_BASE_MISMATCH``: the folder is neither this base nor this merged model, or files have
+            changed.
     """
     merged = _is_merged(folder, manifest)
     _refuse_architecture(folder, with_adapter=not merged, converted=source is not None)

@@ -74,7 +74,7 @@ def _change(row: Base, kind: ChangeKind, table: AuditedTable) -> Change | None:
         values = {name: value for name in table.fields if (value := row.__dict__.get(name)) is not None}
         return Change(kind, {}, values) if kind == "created" else Change(kind, values, {})
     state = inspect(row)
-    # Most flushes, such as those of heartbeats, change no audited field.
+    # Most flushes, such as a heartbeat's, do not change an audited field.
     assigned = set(table.fields) - state.unmodified_intersection(table.fields)
     histories = {name: state.attrs[name].history for name in table.fields if name in assigned}
     changed = {name: history for name, history in histories.items() if history.has_changes()}

@@ -46,7 +46,7 @@ def accepted(session: Session, secret: str, now: datetime, *, lock: bool = False
     Args:
         session: the transaction's session.
         secret: the key's secret.
-        now: by the database's clock.
+        now: the time by the database's clock.
         lock: whether to lock the key's row until the transaction ends.
 
     Raises:

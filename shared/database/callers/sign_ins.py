@@ -90,7 +90,7 @@ class SignIns:
             the sign-in, and its cookie's value, which is stored only as a hash.
 
         Raises:
-            Unauthenticated: as from :meth:`Keys.accept`.
+            Unauthenticated: the errors of :meth:`Keys.accept`.
         """
         with self._db.write() as session:
             # Accepted again, under the lock: the key may have been rotated or revoked since the request was let in.
@@ -113,7 +113,8 @@ class SignIns:
         with self._db.read() as session:  # a guess must not wait for the lock of writers
             key = Key.model_validate(self._by_code(session, code)[1])
         with acting(AuditActor.of_key(key.id, key.name, key.subject, address)), self._db.write() as session:
-            # The key's row is locked before those of its codes, as a rotation does it; so each code is used once.
+            # The key's row is locked before the rows of its codes, in the same order as in a rotation; so each code is
+            # used once.
             session.execute(select(KeyRow.id).where(KeyRow.id == key.id).with_for_update())
             row, key_row = self._by_code(session, code)
             session.delete(row)
@@ -160,7 +161,7 @@ class SignIns:
         """Sign a person in, whom the identity provider has vouched for; as :meth:`create`.
 
         Args:
-            person: with their present name, tenant and role, which their key gets.
+            person: the person, with the current name, tenant and role, which their key gets.
             challenge: SHA-256 of the page's token, in hex.
             address: the client's, for the audit log.
 
@@ -191,7 +192,7 @@ class SignIns:
         """Return a new code that signs in once with a secret's key, and when it ends.
 
         Raises:
-            Unauthenticated: as from :meth:`Keys.accept`.
+            Unauthenticated: the errors of :meth:`Keys.accept`.
         """
         code = secrets.token_urlsafe(24)
         with self._db.write() as session:

@@ -88,7 +88,7 @@ class Files:
 
         Args:
             filename: shown to people. purpose: OpenAI's.
-            size: in bytes.
+            size: size in bytes.
             sha256: the content's SHA-256.
             expires_at: when the file is deleted.
             quota: the tenant's quota.

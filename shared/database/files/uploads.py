@@ -74,7 +74,7 @@ class UploadPart(Value):
 
 
 class Uploads:
-    """Uploads of a tenant; others do not see them. Each verb is one transaction, but for those that remove parts."""
+    """Uploads of a tenant; others do not see them. Each verb is one transaction, except the verbs that remove parts."""
 
     def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
         self._db = database
@@ -169,7 +169,7 @@ class Uploads:
 
         Args:
             upload_id: the upload's id.
-            size: in bytes.
+            size: size in bytes.
             sha256: the content's SHA-256.
             store: stores the blob.
 
@@ -253,7 +253,7 @@ class Uploads:
             return _upload(row)
 
     def drop_parts(self, upload_id: str, remove: Remove = lambda _: None) -> Sequence[str]:
-        """Delete the parts of an upload that has ended, with every blob that nothing else needs; return those blobs'
+        """Delete the parts of an upload that has ended, and every blob that is no longer needed; return those blobs'
         SHA-256. An interrupted call is continued by :meth:`delete_expired`.
         """
         removed = []

@@ -66,9 +66,9 @@ def read_series(
     on. A series that the job does not have is empty. As arrays, because a list of floats takes eight times their memory.
 
     Args:
-        database: with the chunks.
+        database: the database that has the chunks.
         job_id: the job.
-        extent: what is stored of it.
+        extent: the stored part of the series.
         names: names of the series.
         first: first step of the range. last: its last one, not after the extent's.
     """

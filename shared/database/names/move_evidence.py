@@ -120,7 +120,7 @@ def check(
         after: its state after the move.
         terms: the caller's.
         reason: the move's reason.
-        now: by the database's clock.
+        now: the time by the database's clock.
         through: another name that will answer for it. If the same policy governs that name, no further evidence is
             required.
         deletes: whether ``after`` is the state that remains once this tenant's name is deleted.
@@ -142,7 +142,7 @@ def check(
     if isinstance(after, StandsFor) and after.kind == "alias":
         followed = next(iter(alias_rows(session, visible_to(before.tenant), after.name)), None)
         after = state_of(followed) if followed else None
-        # The answers of another alias were never compared with those given here so far.
+        # The answers of another alias were never compared with this alias's current answers.
         through = followed if before.incumbent is None else None
     elsewhere = first_assignment(session, scopes_of(through)) if through else None
     if elsewhere and elsewhere.policy.digest == assignment.policy.digest and not leaves:

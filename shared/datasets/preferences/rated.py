@@ -59,7 +59,7 @@ def parse_rated_row(line: bytes, number: int) -> TrainingRow:
 
 
 def _read(row: Row) -> Written:
-    """Find the parts of a row, in whatever form it is written.
+    """Find the parts of a row, which may be in any of the accepted forms.
 
     Raises:
         RowError: ``ROW_FIELD_MISSING``, ``ROW_FIELD_TYPE``, ``ROW_METHOD_MISMATCH``, ``ROW_LABEL_INVALID``.

@@ -164,12 +164,12 @@ def essence(turn: Message) -> tuple[Any, ...]:
 
 
 def fingerprint(value: Sequence[Any]) -> int:
-    """Return a number that is the same for equal values, and for different ones only with a probability of 2⁻⁶⁴."""
+    """Return a number that is equal for equal values, and equal for different values only with a probability of 2⁻⁶⁴."""
     return int.from_bytes(hashlib.blake2b(msgspec.json.encode(value), digest_size=8).digest())
 
 
 def as_rows(record: PreferenceRecord, number: int) -> tuple[TrainingRow, ...]:
-    """Return the chat with each answer of a row: of a pair the preferred one first."""
+    """Return the chat with each answer of a row; of a pair, the chat with the preferred answer comes first."""
     return tuple(as_row(chat, number) for chat in record.chats())
 
 
@@ -196,7 +196,7 @@ def decode_row(line: bytes) -> Row:
 
 
 def _read(row: Row) -> Written:
-    """Find the parts of a row, in whatever form it is written.
+    """Find the parts of a row, which may be in any of the accepted forms.
 
     Raises:
         RowError: ``ROW_FIELD_MISSING``, ``ROW_FIELD_TYPE``, ``ROW_METHOD_MISMATCH``, ``ROW_PROMPTS_DIFFER``.

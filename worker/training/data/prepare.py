@@ -239,7 +239,7 @@ def _reasons(rows: LabelledRows, vocab_size: int) -> npt.NDArray[np.int64]:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts so far; the size does not grow with the file.
+    """Counts of the rows so far; the size does not grow with the file.
 
     Attributes:
         unknown_id: the first token id without a row in the embedding.

@@ -174,7 +174,7 @@ def epoch_order(difficulties: Difficulties, contract: FineTuneContract, epoch: i
 
 
 def shuffled(indices: Indices, seed: str) -> Indices:
-    """Return the indices in an order that the seed determines, the same with every release of NumPy."""
+    """Return the indices in an order that only the seed determines, and not the release of NumPy."""
     order = indices.tolist()
     random.Random(seed).shuffle(order)
     return np.array(order, dtype=np.int64)
@@ -189,7 +189,7 @@ def mixed_order(
         difficulties: difficulties of the training rows, shape (rows,).
         replay: number of rows of the replay file; 0 without one.
         contract: curriculum, replay ratio, seed.
-        epoch: from 0.
+        epoch: number of the epoch, from 0.
         at_risk: rows of the replay file that come before its other rows in this epoch, as known when the epoch begins.
             Their places among the training rows are random.
 

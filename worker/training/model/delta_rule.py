@@ -64,7 +64,7 @@ class Documents:
             end = total[..., -1:, :]
             return Decays(self._between(total), total.exp(), (end - total).exp(), end.exp())
         assert self.unread is not None and self.unwritten is not None and self.ended is not None
-        # In fp64: an earlier document's decays must not round those of this one.
+        # In fp64, so that an earlier document's decays do not affect the rounding of this document's decays.
         whole = log.double().cumsum(-2)
         first = self.starts.expand_as(whole)
         total = (whole - whole.gather(-2, first) + log.gather(-2, first)).float()

@@ -79,7 +79,9 @@ class Projection:
         return layer.lora_A[self.adapter].weight, layer.lora_B[self.adapter].weight
 
     def is_as_fused(self) -> bool:
-        """Return whether peft would now compute the fused formula: with only this adapter or none, and not merged."""
+        """Return whether peft would now compute the fused formula: at most this adapter is active, and it is not
+        merged.
+        """
         layer: Any = self.module
         if self.adapter is None:
             return True

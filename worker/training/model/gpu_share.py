@@ -16,7 +16,7 @@ VARIABLE = "MENS_TRAINER_GPU_SHARE"
 
 
 def gpu_share(environment: Mapping[str, str] = os.environ) -> float:
-    """Return the share of a GPU's memory that is the trainer's."""
+    """Return the trainer's share of a GPU's memory."""
     return float(environment.get(VARIABLE) or 1)
 
 

@@ -74,7 +74,8 @@ class _FrozenHeadLogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(context: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (gradient,) = context.saved_tensors
-        # Each row's is known but for a factor, which is applied in fp32: rounded, it would scale a whole answer wrongly.
+        # Each row's gradient is known except for a factor, which is applied in fp32: if rounded, it would scale a whole
+        # answer wrongly.
         return (gradient * outputs[0][:, None]).to(gradient.dtype), None, None, None
 
 

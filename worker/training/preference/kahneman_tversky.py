@@ -114,7 +114,7 @@ class KahnemanTversky(ComparedMethod[RatedAnswer, RatedBatch]):
         check_first_loss(self._section, context.device, expected, loss, squares, tokens)
 
     def metrics(self, sums: Mapping[str, float], rows: int) -> dict[str, float]:
-        """Return the means of a step; those of a kind of answers only if the step has such answers."""
+        """Return the means of a step; a kind of answers has its metrics only if the step has such answers."""
         means = {LOSS: sums[LOSS] / rows, RIGHT: sums[RIGHT] / rows, "kl": self._kl}
         for kind in KINDS:
             if count := sums[f"answers_{kind}"]:

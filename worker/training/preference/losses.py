@@ -42,7 +42,7 @@ def preference_loss(
 
 
 def first_loss(section: PreferenceSection) -> float:
-    """Return the loss of a policy that equals its reference, whatever the pairs."""
+    """Return the loss of a policy that equals its reference; it is the same for all pairs."""
     if section.loss is PreferenceLoss.IPO:
         return 1 / (4 * section.strength**2)
     return math.log(2)

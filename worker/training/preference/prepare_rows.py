@@ -95,7 +95,7 @@ def _add(
     contract: FineTuneContract,
     vocab_size: int,
 ) -> None:
-    """Truncate the rows of a batch, leave out those that teach nothing, and write the rest."""
+    """Truncate the rows of a batch, leave out rows without a trained token, and write the rest."""
     sides = len(written[0][0])
     rows = [row for together, _, _ in written for row in together]
     whole = labeller.label(rows, [chat for _, _, chats in written for chat in chats])

@@ -40,7 +40,7 @@ class TrainingSummary:
     """Duration and totals of training in this process: a resumed run counts from its checkpoint.
 
     Attributes:
-        wall_secs: from the first step to now, validation and checkpoints included.
+        wall_secs: seconds from the first step until now, validation and checkpoints included.
         ms_per_step: mean of the steps alone; None before the first step.
     """
 
@@ -61,7 +61,7 @@ class Telemetry:
         run_dir: receives ``telemetry.jsonl`` (appended, every line flushed) and ``metrics.csv``.
         total_steps: optimizer steps of the whole run. work: details of the steps, for the remaining time.
         rows: metrics rows of earlier attempts, from the checkpoint, so that a resume repeats none.
-        machine: for MFU and peak memory.
+        machine: the machine, for MFU and peak memory.
         skips: number of rows left out so far, by reason (``SKIP_REASONS``); :meth:`skipped` updates it.
         trajectory_clamped: rows whose trajectory weight was cut to its bounds.
         trackers: already started.

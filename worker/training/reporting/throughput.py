@@ -83,7 +83,7 @@ class _StepCost:
     """Seconds of a step by its tokens, ``a + b * tokens``: least squares over the last steps, with older ones weighted
     less.
 
-    Rows differ in length, and so do steps: the mean seconds of some steps say little about others.
+    Rows and therefore steps differ in length, so the mean duration of some steps is a poor estimate for others.
     """
 
     def __init__(self) -> None:

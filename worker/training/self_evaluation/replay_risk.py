@@ -64,7 +64,7 @@ class ReplayRisk:
         return progress.replay_at_risk
 
     def _losses(self) -> list[float]:
-        """Score the watched rows: mean loss of each, the same in every process.
+        """Return the mean loss of each watched row; every process gets the same values.
 
         Each process scores its share. If the base is sharded, every process scores all rows, because a forward pass
         needs all processes.

@@ -49,7 +49,7 @@ def shuffled(rows: int, seed: int, count: int = MAX_ROWS) -> list[int]:
 
 @torch.no_grad()
 def score_rows(context: TrainingContext, rows: Sequence[Row], check: Callable[[], None]) -> list[RowScore]:
-    """Score the answers of each row alone, whatever the training method. The caller switches the adapter on or off.
+    """Score the answers of each row alone, for any training method. The caller switches the adapter on or off.
 
     Args:
         check: called before each row; raises when a stop was requested.

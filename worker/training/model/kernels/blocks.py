@@ -86,7 +86,7 @@ def forgotten(normed: Tensor, total: Tensor, norm: Any) -> saved_tensors_hooks:
     total = total.detach()
 
     def pack(saved: Tensor) -> Tensor | Callable[[], Tensor]:
-        # Not by its memory alone: a transpose or a part of the norm is kept as it is.
+        # The memory alone does not identify a tensor: a transpose or a part of the norm is kept unchanged.
         is_norm = saved.untyped_storage()._cdata == memory and layout_of(saved) == layout  # noqa: SLF001
         return again if is_norm else saved
 
