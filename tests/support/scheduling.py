@@ -23,8 +23,16 @@ ALONE = (
     "tests/system/test_marker_adapters.py",
 )
 """Their files that start servers of their own."""
-LONGEST = ("tests/system/", "tests/bench/test_smoke.py", "tests/vllm/", "tests/console/", *ALONE)
-"""In the order in which they are started."""
+LONGEST = (
+    "tests/system/",
+    "tests/bench/test_smoke.py",
+    "tests/vllm/",
+    "tests/console/",
+    *ALONE,
+    "tests/worker/training/test_several_processes.py",
+    "tests/worker/training/model/test_cpu_memory.py",
+)
+"""In the order in which they are started. A long one that came last would leave the other process without work."""
 
 
 def folder_of(path: str) -> str | None:
