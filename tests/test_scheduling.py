@@ -32,7 +32,9 @@ def test_servers_of_a_folder_end_before_the_first_test_outside_it() -> None:
     events: list[str] = []
     servers = SharedServers()
     for number, folder in enumerate(("tests/system", "tests/system", "tests", "tests/vllm")):
-        servers.pytest_fixture_setup(fixture(f"{number} of {folder}", folder, events), request=None)  # type: ignore[arg-type]
+        servers.pytest_fixture_setup(
+            fixture(f"{number} of {folder}", folder, events), cast("pytest.FixtureRequest", None)
+        )
     for following in ("tests/vllm/test_unload.py::test_a", "tests/test_docs.py::test_b"):
         teardown = servers.pytest_runtest_teardown(cast("pytest.Item", SimpleNamespace(nodeid=following)))
         next(teardown)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -112,7 +112,7 @@ class JobChanges:
         self._polling: asyncio.Task[None] | None = None
         self._forget()
 
-    async def chunks(self, selection: Wanted) -> AsyncIterator[bytes]:
+    async def chunks(self, selection: Wanted) -> AsyncGenerator[bytes, None]:
         """After each poll, yield the wanted events since the previous poll as they are sent, joined."""
         self._streams += 1
         key = selection.key()

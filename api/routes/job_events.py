@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from functools import partial
 from typing import Annotated, NamedTuple
 
@@ -175,19 +176,20 @@ async def change_chunks(
     authenticated: Authenticated = request.scope[AUTHENTICATED]
     sent_at = time.monotonic()
     try:
-        async for new in services.job_changes.chunks(selection):
-            if services.shutdown.has_begun:
-                return
-            await services.lookup.authenticate(authenticated.secret)
-            chunk = new
-            if cursor is not None:  # after the stream has begun to follow, so that no change is missed
-                read = partial(missed_events, services.database, selection, cursor)
-                missed = await services.event_feed.read(("changes", selection, cursor), read)
-                chunk, cursor = b"".join(map(encoded, missed)) + new, None
-            now = time.monotonic()
-            if chunk or now - sent_at >= SILENT_SECONDS:
-                sent_at = now
-                yield chunk or KEEPALIVE_COMMENT
+        async with aclosing(services.job_changes.chunks(selection)) as chunks:
+            async for new in chunks:
+                if services.shutdown.has_begun:
+                    return
+                await services.lookup.authenticate(authenticated.secret)
+                chunk = new
+                if cursor is not None:  # after the stream has begun to follow, so that no change is missed
+                    read = partial(missed_events, services.database, selection, cursor)
+                    missed = await services.event_feed.read(("changes", selection, cursor), read)
+                    chunk, cursor = b"".join(map(encoded, missed)) + new, None
+                now = time.monotonic()
+                if chunk or now - sent_at >= SILENT_SECONDS:
+                    sent_at = now
+                    yield chunk or KEEPALIVE_COMMENT
     except MensError as error:
         yield encoded(ServerSentEvent(raw_data=bytes(error_response(error).body).decode(), event="error"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -28,7 +28,7 @@ from shared.database.tenancy import SHARED, visible_to
 from shared.errors import Code, Unavailable
 from tests.support.builders import claimed, new_adapter, submission
 
-Chunks = AsyncIterator[bytes]
+Chunks = AsyncGenerator[bytes, None]
 PATIENCE_SECONDS = 20.0
 TRAINING = {"kind": "training", "total_steps": 90, "loss": 0.5}
 
@@ -127,7 +127,7 @@ def test_many_streams_cost_the_database_what_one_does(database: Database) -> Non
             polls += 1
         event.remove(database.engine, "before_cursor_execute", count)
         for chunks in all_chunks:
-            await chunks.aclose()  # type: ignore[attr-defined]
+            await chunks.aclose()
         return [len(statements), polls]
 
     async def test(followed: JobChanges) -> None:
