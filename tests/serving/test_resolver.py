@@ -68,6 +68,7 @@ def test_refused_adapter_is_none_and_logged_with_its_code(plugin, serving_instal
     # vLLM's logger may or may not hand its records on, depending on who configured it first.
     monkeypatch.setattr(logging.getLogger("vllm.mens.resolver"), "handlers", [caplog.handler])
     monkeypatch.setattr(logging.getLogger("vllm.mens.resolver"), "propagate", False)
+    caplog.set_level(logging.WARNING, "vllm.mens.resolver")
     for base, name, code in cases:
         caplog.clear()
         assert resolve(resolver, base, name) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,7 +77,9 @@ def test_message_is_acknowledged_on_receipt_and_results_are_not_kept() -> None:
 NO_MESSAGES = [b"hello", b"\xff\xfe", b"[1]", b"{}", b'{"properties": {"body_encoding": "base64"}, "body": "%"}']
 
 
-def test_entries_that_are_no_message_are_dropped_and_the_job_behind_them_is_run(broker: Valkey) -> None:
+def test_entries_that_are_no_message_are_dropped_and_the_job_behind_them_is_run(
+    broker: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
     celery = make_celery(broker.url)
     ran: list[str] = []
 
@@ -86,6 +89,8 @@ def test_entries_that_are_no_message_are_dropped_and_the_job_behind_them_is_run(
 
     broker.client().lpush(JOBS_QUEUE, *NO_MESSAGES)
     JobQueue(celery).enqueue("ftjob-1")
-    with start_worker(celery, pool="solo", perform_ping_check=False, queues=[JOBS_QUEUE]):
+    # Celery sets the root logger's level and leaves it so.
+    level = caplog.at_level(logging.getLogger().level)
+    with level, start_worker(celery, pool="solo", perform_ping_check=False, queues=[JOBS_QUEUE]):
         eventually(lambda: ran, what="the job is run")
     assert ran == ["ftjob-1"]
