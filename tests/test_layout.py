@@ -89,6 +89,14 @@ def long_names(text: str) -> list[str]:
     return [name for name in re.findall(r"^ *(?:async )?def (test_\w+)", text, re.MULTILINE) if len(name) > MAX_NAME]
 
 
+def hasty_asserts(text: str) -> list[str]:
+    """Assertions about a page as it is at that moment, when it may still load; `expect` of Playwright waits."""
+    reads = (
+        r"is_(?:visible|hidden|enabled|disabled|checked)|inner_text|text_content|all_text_contents|input_value|count"
+    )
+    return re.findall(rf"^ *(assert (?!.* (?:not in|<=) ).*\.(?:{reads})\(\).*)$", text, re.MULTILINE)
+
+
 def unknown_names(text: str) -> Iterator[str]:
     """Names under `Args:` or `Attributes:` of a docstring that the function or class does not have."""
     for node in ast.walk(ast.parse(text if DOCUMENTED.search(text) else "")):
@@ -147,6 +155,11 @@ def test_packages_say_what_they_are(tier: str) -> None:
     assert not {path: found for path, found in faults.items() if found}
 
 
+def test_tests_of_pages_wait_for_what_they_assert() -> None:
+    faults = {path: hasty_asserts(text) for path, text in sources("tests/console").items()}
+    assert not {path: found for path, found in faults.items() if found}
+
+
 def test_test_names_fit_into_a_line() -> None:
     assert not [name for text in sources("tests").values() for name in long_names(text)]
 
@@ -193,6 +206,14 @@ def test_repeated_class_is_found() -> None:
 def test_fault_of_a_package_is_found(tmp_path: Path, text: str, faults: int) -> None:
     (tmp_path / "first.py").touch()
     assert len(list(package_faults(text, tmp_path))) == faults
+
+
+def test_hasty_assert_is_found() -> None:
+    hasty = "assert rows.count() == 2"
+    waits = "expect(rows).to_have_count(2)"
+    assert hasty_asserts(
+        f"    {hasty}\n    {waits}\n    assert text.count(name) == 1\n    assert rows.count() <= 9"
+    ) == [hasty]
 
 
 def test_long_name_is_found() -> None:

@@ -12,10 +12,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, StorageState
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, StorageState, expect
 
 from tests.system.fetched import axe
 
+expect.set_options(timeout=30_000)  # as long as every other wait of Playwright
 CHROMIUM = shutil.which("chromium") or ""
 WIDE, PHONE = (1280, 900), (360, 780)
 TELL_VIOLATIONS = """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.console.browser import HOSTILE, Visitor, ask
 
@@ -28,13 +30,13 @@ def test_runs_are_chosen_in_the_list_by_keyboard_alone(
             page.locator(f'a.name[href="#/runs/{job["id"]}"]').focus()
             page.keyboard.press("x")
         page.get_by_role("group", name="Chosen jobs").get_by_text("2 chosen").wait_for()
-        assert f"chosen={slower['id']}%2C{tuned['id']}" in page.url
+        page.wait_for_url(lambda url: f"chosen={slower['id']}%2C{tuned['id']}" in url)
         page.keyboard.press("c")
         page.get_by_role("heading", name="2 runs").wait_for()
-        assert "#/compare?jobs=" in page.url
+        page.wait_for_url(lambda url: "#/compare?jobs=" in url)
         page.get_by_role("link", name="Choose others").click()
         page.get_by_role("group", name="Chosen jobs").get_by_text("2 chosen").wait_for()
-        assert page.get_by_role("checkbox", checked=True).count() == 2
+        expect(page.get_by_role("checkbox", checked=True)).to_have_count(2)
 
 
 def test_curves_are_overlaid_and_results_stand_side_by_side(
@@ -46,30 +48,30 @@ def test_curves_are_overlaid_and_results_stand_side_by_side(
         curves.get_by_text("Values as a table").click()
         table = curves.get_by_role("table")
         names = [f"{job['name']} …{job['id'][-6:]}" for job in (slower, tuned)]
-        assert table.get_by_role("columnheader").all_text_contents() == ["step", *names]
+        expect(table.get_by_role("columnheader")).to_have_text(["step", *names])
         page.get_by_role("combobox", name="curve").select_option("learning_rate")
         curves.get_by_role("group", name="Learning rate: arrow keys").wait_for()
         page.get_by_label("log scale").check()
-        assert "series=learning_rate" in page.url
-        assert "log=1" in page.url
+        page.wait_for_url(lambda url: "series=learning_rate" in url)
+        page.wait_for_url(lambda url: "log=1" in url)
         page.reload()
         curves.locator("canvas").wait_for()
         losses = page.get_by_role("row", name="Training loss, last")
         for job in (slower, tuned):
-            assert losses.get_by_text(f"{job['result']['last_train_loss']:.4f}").is_visible()
-        assert page.get_by_role("row", name="Memory, peak").is_visible()
-        assert page.get_by_role("row", name="Time").is_visible()
+            expect(losses.get_by_text(f"{job['result']['last_train_loss']:.4f}")).to_be_visible()
+        expect(page.get_by_role("row", name="Memory, peak")).to_be_visible()
+        expect(page.get_by_role("row", name="Time")).to_be_visible()
 
 
 def test_settings_that_differ_say_who_decided_them(visitor: Visitor, state: StorageState, address: str) -> None:
     with visitor.visit(state, hash_=f"{address}&tab=settings") as (page, _):
         rate = page.get_by_role("row", name="exec.learning_rate")
         rate.wait_for()
-        assert rate.get_by_role("cell").all_text_contents() == ["differs: 0.001you", "0.004you"]
-        assert page.get_by_role("row", name="exec.batch_size").count() == 0
+        expect(rate.get_by_role("cell")).to_have_text(["differs: 0.001you", "0.004you"])
+        expect(page.get_by_role("row", name="exec.batch_size")).to_have_count(0)
         page.get_by_label("equal ones too").check()
         page.get_by_role("row", name="exec.batch_size").wait_for()
-        assert "all=1" in page.url
+        page.wait_for_url(lambda url: "all=1" in url)
 
 
 def test_baseline_is_the_incumbent_until_another_is_pinned(
@@ -81,7 +83,7 @@ def test_baseline_is_the_incumbent_until_another_is_pinned(
         baseline.get_by_text(tuned["id"][-6:]).wait_for()
         page.get_by_role("button", name="the baseline").click()
         baseline.get_by_text(slower["id"][-6:]).wait_for()
-        assert f"base={slower['id']}" in page.url
+        page.wait_for_url(lambda url: f"base={slower['id']}" in url)
         page.get_by_role("button", name="Leave out invoices-low").click()
         page.get_by_role("heading", name="Choose two runs or more").wait_for()
 
@@ -94,7 +96,7 @@ def test_answers_stand_beside_base_and_reference(
         row = page.get_by_role("article").filter(has_text=sample["prompt"]).first
         row.get_by_role("heading", name="Base: mens-tiny").wait_for()
         for text in (sample["reference"], sample["base"], sample["tuned"]):
-            assert row.get_by_text(text.strip(), exact=True).first.is_visible()
+            expect(row.get_by_text(text.strip(), exact=True).first).to_be_visible()
 
 
 def test_runs_of_nobody_are_a_refusal_and_a_viewer_may_compare(
@@ -105,8 +107,8 @@ def test_runs_of_nobody_are_a_refusal_and_a_viewer_may_compare(
         assert ask(page, "POST", "/v1/plans:compare", {"jobs": [tuned["id"]]}) == 200
         page.get_by_role("button", name="Copy as…").click()
         dialog = page.get_by_role("dialog", name="Copy as")
-        assert dialog.get_by_label("mens", exact=True).inner_text().startswith("mens jobs compare ftjob-")
-        assert "/v1/plans:compare" in dialog.get_by_label("Python", exact=True).inner_text()
+        expect(dialog.get_by_label("mens", exact=True)).to_have_text(re.compile("^mens jobs compare ftjob-"))
+        expect(dialog.get_by_label("Python", exact=True)).to_contain_text("/v1/plans:compare")
     unknown = f"#/compare?jobs={tuned['id']},ftjob-nothing"
     with visitor.visit(states["viewer"], allowed=frozenset({404}), hash_=unknown) as (page, _):
         page.get_by_text("One of these runs is not here.").wait_for()
@@ -144,5 +146,5 @@ def test_twenty_runs_with_hostile_names_are_text(
         assert texts[3].startswith("\\u202egnp.exe")
         assert len(texts[4]) < 60
         page.get_by_role("region", name="Curves").locator("canvas").wait_for()
-        assert page.locator("main img, main script").count() == 0
+        expect(page.locator("main img, main script")).to_have_count(0)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.console.browser import HOSTILE, Visitor, ask
 from tests.system.loop import BASE, Installation
@@ -32,20 +33,21 @@ def test_both_answers_are_side_by_side(
         page.get_by_role("link", name="invoices", exact=True).click()
         articles = page.get_by_role("article")
         articles.nth(2).wait_for()
-        assert articles.count() == len(items) == 3
+        assert len(items) == 3
+        expect(articles).to_have_count(len(items))
         first = page.get_by_role("article", name="Item 1", exact=True)
-        assert "<b>0</b>?" in first.inner_text()
-        assert first.get_by_role("heading", level=3).count() == 2
-        assert tuned["result"]["adapter_id"].split("@")[0] in first.get_by_role("heading", level=3).first.inner_text()
-        assert BASE in first.get_by_role("heading", level=3).last.inner_text()
+        expect(first).to_contain_text("<b>0</b>?")
+        expect(first.get_by_role("heading", level=3)).to_have_count(2)
+        expect(first.get_by_role("heading", level=3).first).to_contain_text(tuned["result"]["adapter_id"].split("@")[0])
+        expect(first.get_by_role("heading", level=3).last).to_contain_text(BASE)
         filters = page.get_by_role("navigation", name="Which items")
         filters.get_by_role("link", name="not passed").click()
         page.get_by_role("article", name="Item 1", exact=True).wait_for(state="detached")
-        assert articles.count() == 2
+        expect(articles).to_have_count(2)
         filters.get_by_role("link", name="only differences").click()
         page.wait_for_url("**show=different**")
         page.locator(".skeleton").wait_for(state="detached")
-        assert articles.count() == len(differ)
+        expect(articles).to_have_count(len(differ))
         filters.get_by_role("link", name="only lost").click()
         page.get_by_role("heading", name="No such item").wait_for()
         assert ask(page, "POST", f"/v1/evals/{eval_id}/runs/{run_id}/cancel") == 403
@@ -85,13 +87,13 @@ def test_lost_items_are_found_on_later_pages_and_shown_as_text(
         page.goto(f"{visitor.url}/#/evals/{eval_id}/{run_id}?show=lost")
         articles = page.get_by_role("article")
         articles.nth(len(HOSTILE) - 1).wait_for()
-        assert articles.count() == len(HOSTILE)
+        expect(articles).to_have_count(len(HOSTILE))
         assert "of the other" not in page.get_by_role("region", name="Result").inner_text()
-        assert page.get_by_role("region", name="Result").get_by_text("constructor", exact=True).is_visible()
-        assert HOSTILE[0] in (articles.nth(0).text_content() or "")
-        assert "\\u202egnp.exe" in (articles.nth(3).text_content() or "")
-        assert page.locator("main img, main script").count() == 0
+        expect(page.get_by_role("region", name="Result").get_by_text("constructor", exact=True)).to_be_visible()
+        expect(articles.nth(0)).to_contain_text(HOSTILE[0])
+        expect(articles.nth(3)).to_contain_text("\\u202egnp.exe")
+        expect(page.locator("main img, main script")).to_have_count(0)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.get_by_role("link", name="only gained").click()
         page.get_by_role("article", name="Item 1", exact=True).get_by_text("gained", exact=True).wait_for()
-        assert articles.count() == 1
+        expect(articles).to_have_count(1)

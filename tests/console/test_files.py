@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.console.browser import HOSTILE, PHONE, Visitor, ask
 from tests.system.loop import BASE, Installation
@@ -34,29 +35,31 @@ def test_row_shows_what_the_base_is_trained_on(
         shown = first.locator("mark.learnt:not(.last)").all_inner_texts()
         assert "".join(shown).strip() == learnt.strip()
         tokens = f"{told['trained']['tokens']} tokens, {told['trained']['supervised_tokens']} supervised"
-        assert first.get_by_text(tokens).is_visible()
+        expect(first.get_by_text(tokens)).to_be_visible()
         first.get_by_role("button", name="Token ids").click()
-        ids = [id_ for piece in told["trained"]["pieces"] for id_ in piece["ids"]]
-        assert first.locator(".data-pieces").inner_text().split() == [str(id_) for id_ in ids]
+        ids = [str(id_) for piece in told["trained"]["pieces"] for id_ in piece["ids"]]
+        expect(first.locator(".data-pieces")).to_have_text(
+            re.compile(r"^\s*" + r"\s+".join(ids) + r"\s*$"), use_inner_text=True
+        )
 
 
 def test_report_names_faults_and_leads_to_their_lines(visitor: Visitor, state: StorageState, faulty: str) -> None:
     with visitor.visit(state, hash_=f"#/files/{faulty}?length=64") as (page, _):
         report = page.get_by_label("Report")
         report.get_by_text("DATASET_LINE_INVALID").wait_for()
-        assert report.get_by_text("1 exact, 0 near").is_visible()
+        expect(report.get_by_text("1 exact, 0 near")).to_be_visible()
         report.get_by_role("link", name="5", exact=True).click()
         line(page, 5).get_by_text("ROW_ROLE_UNKNOWN").wait_for()
-        assert "line=5" in page.url
-        assert page.get_by_role("article").count() == 20
+        page.wait_for_url(lambda url: "line=5" in url)
+        expect(page.get_by_role("article")).to_have_count(20)
         tabs = page.get_by_role("navigation", name="Which rows")
         tabs.get_by_role("link", name="errors 2").click()
         line(page, 3).get_by_text("ROW_NOT_JSON").wait_for()
-        assert page.get_by_role("article").count() == 2
+        expect(page.get_by_role("article")).to_have_count(2)
         tabs.get_by_role("link", name="cut").click()
         cut = line(page, 6).locator("s")
         cut.first.wait_for()
-        assert "Many lines of an invoice." in cut.first.inner_text()
+        expect(cut.first).to_contain_text("Many lines of an invoice.")
         page.go_back()
         line(page, 3).wait_for()
         page.reload()
@@ -71,7 +74,7 @@ def test_pages_follow_and_a_line_is_gone_to(visitor: Visitor, state: StorageStat
         page.get_by_label("go to line").fill("44")
         page.keyboard.press("Enter")
         line(page, 44).wait_for()
-        assert page.get_by_role("link", name="Next rows").count() == 0
+        expect(page.get_by_role("link", name="Next rows")).to_have_count(0)
         page.get_by_label("go to line").fill("4000")
         page.keyboard.press("Enter")
         page.get_by_text("No further row").wait_for()
@@ -79,7 +82,7 @@ def test_pages_follow_and_a_line_is_gone_to(visitor: Visitor, state: StorageStat
         line(page, 1).wait_for()
         page.get_by_label("base").select_option("none")
         page.locator(".learnt", has_text="On").first.wait_for(state="detached")
-        assert "base=none" in page.url
+        page.wait_for_url(lambda url: "base=none" in url)
 
 
 def test_hostile_rows_are_text(visitor: Visitor, state: StorageState, faulty: str) -> None:
@@ -90,10 +93,10 @@ def test_hostile_rows_are_text(visitor: Visitor, state: StorageState, faulty: st
         assert all(each in text for each in HOSTILE if each.isprintable() and len(each) < 100)
         assert "</script>\\u202e\\u0000" in text
         assert "\\u202egnp.exe" in text
-        assert not page.locator("main img, main script, main iframe, main b b").count()
+        expect(page.locator("main img, main script, main iframe, main b b")).to_have_count(0)
         page.goto(f"{visitor.url}/#/files/{faulty}?only=errors")
         line(page, 5).wait_for()
-        assert "<b>boss</b>" in line(page, 5).inner_text()
+        expect(line(page, 5)).to_contain_text("<b>boss</b>")
 
 
 def test_files_are_reached_and_sent_by_keyboard(visitor: Visitor, state: StorageState, tmp_path: Path) -> None:
@@ -119,13 +122,13 @@ def test_files_are_reached_and_sent_by_keyboard(visitor: Visitor, state: Storage
 def test_viewer_reads_and_sends_nothing(visitor: Visitor, states: dict[str, StorageState], faulty: str) -> None:
     with visitor.visit(states["viewer"], size=PHONE, allowed=frozenset({403}), hash_="#/files") as (page, _):
         page.get_by_role("table", name="Files").wait_for()
-        assert page.get_by_label("Upload a file").is_disabled()
-        assert page.get_by_title("needs the role trainer; you have viewer").first.is_visible()
+        expect(page.get_by_label("Upload a file")).to_be_disabled()
+        expect(page.get_by_title("needs the role trainer; you have viewer").first).to_be_visible()
         assert ask(page, "POST", "/v1/files", {}) == 403
         assert ask(page, "GET", f"/v1/files/{faulty}/rows") == 200
         page.goto(f"{visitor.url}/#/files/{faulty}")
         line(page, 1).locator("mark.learnt").first.wait_for()
-        assert page.get_by_role("button", name="Train on it").is_disabled()
+        expect(page.get_by_role("button", name="Train on it")).to_be_disabled()
 
 
 def test_copies_are_of_what_is_shown(visitor: Visitor, state: StorageState, faulty: str) -> None:
@@ -159,7 +162,7 @@ def test_report_that_takes_long_is_awaited_and_a_refusal_is_shown(
         page.goto(f"{visitor.url}/#/files/{faulty}")
         page.get_by_text("The whole file is being read…").wait_for()
         page.get_by_role("region", name="Rows").get_by_text("DATA_VIEW_FAILED").wait_for()
-        assert page.get_by_text("Ask for fewer rows.").is_visible()
+        expect(page.get_by_text("Ask for fewer rows.")).to_be_visible()
         page.get_by_label("Report").get_by_text("DATASET_LINE_INVALID").wait_for()
         page.unroute("**/rows?*")
         page.get_by_role("region", name="Rows").get_by_role("button", name="Try again").click()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.console.browser import HOSTILE, POLICY, Visitor, ask
 from tests.system.loop import Installation
@@ -68,7 +69,7 @@ def test_alias_is_split_and_rolled_back(visitor: Visitor, state: StorageState, s
         page.get_by_role("link", name=name).click()
         dialog = open_dialog(page, "Move or split")
         dialog.get_by_role("button", name="Split with another adapter").click()
-        assert dialog.get_by_role("button", name="Move", exact=True).is_disabled()
+        expect(dialog.get_by_role("button", name="Move", exact=True)).to_be_disabled()
         dialog.get_by_role("combobox", name="Adapter 2").select_option(shown.other)
         dialog.get_by_label("Weight 1").fill("90")
         dialog.get_by_label("Why").fill("a tenth tries it")
@@ -78,7 +79,7 @@ def test_alias_is_split_and_rolled_back(visitor: Visitor, state: StorageState, s
         assert sorted(shown.targets(name)) == sorted([(shown.first, 90), (shown.other, 10)])
         page.get_by_role("row", name="a tenth tries it").wait_for()
         dialog = open_dialog(page, "Roll back…")
-        assert dialog.get_by_title(shown.other).is_visible()
+        expect(dialog.get_by_title(shown.other)).to_be_visible()
         dialog.get_by_role("button", name="Back", exact=True).click()
         assert len(shown.history(name)) == 2, "nothing moves before it is confirmed"
         dialog = open_dialog(page, "Roll back…")
@@ -128,7 +129,7 @@ def test_move_without_evidence_is_refused_and_judged(visitor: Visitor, state: St
         ratio = page.get_by_role("region", name="Gate supervised_ratio")
         ratio.get_by_text("passed").wait_for()
         ratio.get_by_text("asked 1").wait_for()
-        assert page.get_by_role("region", name="Gate truncation").get_by_text("tells, does not block").is_visible()
+        expect(page.get_by_role("region", name="Gate truncation").get_by_text("tells, does not block")).to_be_visible()
         page.goto(f"{visitor.url}/#/gates/{name}")
         dialog = open_dialog(page, "Move or split")
         dialog.get_by_label("Adapter").select_option(shown.other)
@@ -145,10 +146,10 @@ def test_forced_move_takes_the_name_and_a_reason(visitor: Visitor, state: Storag
         dialog.get_by_label("move without the evidence").check()
         move = dialog.get_by_role("button", name="Move", exact=True)
         dialog.get_by_label("Type the alias's name").fill(name)
-        assert move.is_disabled()
+        expect(move).to_be_disabled()
         dialog.get_by_label("Why", exact=True).fill("an emergency")
         dialog.get_by_label("Type the alias's name").fill(name[:-1])
-        assert move.is_disabled()
+        expect(move).to_be_disabled()
         dialog.get_by_label("Type the alias's name").fill(name)
         move.click()
         page.get_by_role("row", name="an emergency").get_by_text("override").wait_for()
@@ -177,18 +178,18 @@ def test_each_role_may_what_it_may(visitor: Visitor, states: dict[str, StorageSt
     with visitor.visit(states["viewer"], allowed=frozenset({403}), hash_=f"#/gates/{name}") as (page, _):
         page.get_by_text("Moving it needs the role trainer; you have viewer.").wait_for()
         for button in ("Move or split", "Roll back…", "Judge an adapter"):
-            assert page.get_by_role("button", name=button).is_disabled()
+            expect(page.get_by_role("button", name=button)).to_be_disabled()
         assert ask(page, "PUT", f"/v1/aliases/{free}", plain) == 403
         assert ask(page, "POST", f"/v1/aliases/{free}/rollback", {}) == 403
         assert ask(page, "POST", "/v1/receipts", {"adapter": shown.other, "alias": name}) == 403
         assert ask(page, "PUT", f"/v1/policy_assignments/alias:{free}", {"policy": "support"}) == 403
         page.goto(f"{visitor.url}/#/gates?tab=policies")
         page.get_by_role("button", name="Assign a policy").wait_for()
-        assert page.get_by_role("button", name="Assign a policy").is_disabled()
+        expect(page.get_by_role("button", name="Assign a policy")).to_be_disabled()
     with visitor.visit(states["trainer"], allowed=frozenset({403}), hash_=f"#/gates/{name}") as (page, _):
         dialog = open_dialog(page, "Move or split")
         dialog.get_by_text("needs the role admin; you have trainer").wait_for()
-        assert dialog.get_by_label("move without the evidence").is_disabled()
+        expect(dialog.get_by_label("move without the evidence")).to_be_disabled()
         assert ask(page, "PUT", f"/v1/aliases/{name}", forced) == 403
         assert ask(page, "PUT", "/v1/policy_assignments/tenant", {"policy": "support"}) == 403
         assert ask(page, "PUT", f"/v1/policy_assignments/alias:{name}", {"policy": "other"}) == 403
@@ -215,9 +216,9 @@ def test_hostile_names_and_reasons_are_text(visitor: Visitor, state: StorageStat
         page.goto(f"{visitor.url}/#/gates/{name}")
         rows = page.get_by_role("region", name="Moves").get_by_role("row")
         rows.nth(len(HOSTILE)).wait_for()
-        assert HOSTILE[0] in (rows.nth(1).text_content() or "")
-        assert "\\u202egnp.exe" in (rows.nth(4).text_content() or "")
-        assert page.locator("main img, main script").count() == 0
+        expect(rows.nth(1)).to_contain_text(HOSTILE[0])
+        expect(rows.nth(4)).to_contain_text("\\u202egnp.exe")
+        expect(page.locator("main img, main script")).to_have_count(0)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.console.browser import HOSTILE, Visitor
 from tests.system.loop import Installation
@@ -28,7 +29,7 @@ def test_job_goes_from_the_queue_to_its_end_without_a_reload(
         row.locator(".badge.running").wait_for(timeout=60_000)
         row.get_by_role("progressbar").wait_for()
         row.locator(".badge.succeeded").wait_for(timeout=60_000)
-        assert page.locator(".connection.live").is_visible()
+        expect(page.locator(".connection.live")).to_be_visible()
         assert len([request for request in watch.requests if request.is_navigation_request()]) == loads
     installation.wait_for_success(job_id)
 
@@ -39,19 +40,19 @@ def test_filters_are_in_the_address_and_back_leaves_them(
     with visitor.visit(state) as (page, watch):
         tabs = page.get_by_role("navigation", name="State").get_by_role("link")
         tabs.filter(has_text=re.compile(r"^failed [1-9]")).wait_for()
-        assert tabs.filter(has_text="paused").text_content() == "paused 0"
+        expect(tabs.filter(has_text="paused")).to_have_text("paused 0")
         tabs.filter(has_text="failed").click()
         page.get_by_role("link", name="refunds").first.wait_for()
-        assert page.url.endswith("#/jobs?state=failed")
+        page.wait_for_url(lambda url: url.endswith("#/jobs?state=failed"))
         page.locator("a.name", has_text="invoices").first.wait_for(state="detached")
-        assert page.get_by_text(failed["error"]["code"]).first.is_visible()
+        expect(page.get_by_text(failed["error"]["code"]).first).to_be_visible()
         page.go_back()
         page.locator("a.name", has_text="invoices").first.wait_for()
         page.keyboard.press("/")
         page.keyboard.type("no such job")
         page.get_by_role("heading", name="No job fits these filters").wait_for()
-        assert "q=no+such+job" in page.url
-        assert tabs.filter(has_text="paused").text_content() == "paused", "nothing is counted by a text"
+        page.wait_for_url(lambda url: "q=no+such+job" in url)
+        expect(tabs.filter(has_text="paused"), "nothing is counted by a text").to_have_text("paused")
         assert not [one.url for one in watch.requests if "jobs:count" in one.url and "q=" in one.url]
 
 
@@ -107,7 +108,7 @@ def test_hostile_names_are_text(visitor: Visitor, state: StorageState, tuned: di
         assert names[3] == "\\u202egnp.exe"
         assert len(names[4]) <= 81
         assert names[5:] == ["nul\\u0000here", "lone \\ud800 surrogate"]
-        assert page.locator("main img, main script").count() == 0
+        expect(page.locator("main img, main script")).to_have_count(0)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -122,7 +123,7 @@ def test_page_says_how_old_it_is_without_a_network_and_lives_again(
         page.route("**/v1/**", lambda route: route.abort())  # the open stream outlives `set_offline`
         page.evaluate("dispatchEvent(new Event('offline'))")
         page.get_by_text("stale since").wait_for(timeout=60_000)
-        assert page.locator("a.name").count() > 0
+        expect(page.locator("a.name")).not_to_have_count(0)
         page.unroute("**/v1/**")
         page.context.set_offline(False)
         page.locator(".connection.live").wait_for(timeout=30_000)

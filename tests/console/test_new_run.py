@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.console.browser import HOSTILE, Visitor, ask
 from tests.system.loop import BASE, Installation, short_lesson
@@ -36,21 +37,21 @@ def test_plan_follows_the_form_and_the_run_starts(
     with visitor.visit(state, hash_="#/jobs") as (page, watch):
         page.get_by_role("link", name="New run").click()
         page.get_by_text("Choose a training file: what").wait_for()
-        assert start_button(page).is_disabled()
+        expect(start_button(page)).to_be_disabled()
         assert not [request for request in watch.requests if request.url.endswith("/v1/plans")]
         page.get_by_label("Training file").select_option(lesson)
         page.get_by_text("It fits").wait_for()
         rate = page.get_by_role("row", name="exec.learning_rate")
-        assert rate.get_by_text("Mens (auto)").is_visible()
-        assert page.get_by_label("Learning rate").get_attribute("placeholder") == "0.004"
+        expect(rate.get_by_text("Mens (auto)")).to_be_visible()
+        expect(page.get_by_label("Learning rate")).to_have_attribute("placeholder", "0.004")
         page.get_by_label("Epochs").fill("60")
         page.get_by_label("Name").fill("from-the-page")
         page.get_by_text("More settings").click()
         page.get_by_label("Serve the result").select_option("false")
         page.get_by_role("row", name="exec.epochs").get_by_text("60").wait_for()
-        assert page.get_by_role("row", name="exec.epochs").get_by_text("you").is_visible()
+        expect(page.get_by_role("row", name="exec.epochs").get_by_text("you")).to_be_visible()
         page.locator(".submit", has_text="It enters the queue").wait_for()
-        assert "exec.epochs=60" in page.url
+        page.wait_for_url(lambda url: "exec.epochs=60" in url)
         page.keyboard.press("Control+Enter")
         page.get_by_role("heading", name="from-the-page").wait_for()
         job_id = page.url.rpartition("/")[2]
@@ -65,10 +66,10 @@ def test_faults_stand_at_their_fields(visitor: Visitor, state: StorageState, les
     with visitor.visit(state, allowed=frozenset({422}), hash_=address) as (page, watch):
         epochs = page.get_by_label("Epochs")
         page.locator("[id='exec.epochs-fault']", has_text="greater than or equal to 1").wait_for()
-        assert page.locator("[id='exec.learning_rate-fault']", has_text="valid number").is_visible()
-        assert epochs.get_attribute("aria-invalid") == "true"
-        assert "exec.epochs-fault" in (epochs.get_attribute("aria-describedby") or "")
-        assert start_button(page).is_disabled()
+        expect(page.locator("[id='exec.learning_rate-fault']", has_text="valid number")).to_be_visible()
+        expect(epochs).to_have_attribute("aria-invalid", "true")
+        expect(epochs).to_have_attribute("aria-describedby", re.compile(r"exec\.epochs-fault"))
+        expect(start_button(page)).to_be_disabled()
         page.keyboard.press("Control+Enter")
         epochs.fill("2")
         page.get_by_label("Learning rate").fill("")
@@ -83,7 +84,7 @@ def test_an_address_makes_no_request_of_its_own(visitor: Visitor, state: Storage
     hostile = f"__proto__.method=POST&__proto__.json={body}&exec.constructor.method=POST"
     with visitor.visit(state, hash_=f"#/new?{hostile}&exec.epochs=3&exec.epochs.x=1") as (page, watch):
         page.get_by_text("Choose a training file: what").wait_for()
-        assert page.get_by_role("textbox", name="Epochs").input_value() == "3"
+        expect(page.get_by_role("textbox", name="Epochs")).to_have_value("3")
         assert page.evaluate("[({}).method ?? null, ({}).json ?? null, Object.method ?? null]") == [None, None, None]
         page.get_by_role("link", name="Gates", exact=True).click()
         page.get_by_role("heading", name="Gates").wait_for()
@@ -102,7 +103,7 @@ def test_nothing_starts_before_the_plan_fits(visitor: Visitor, state: StorageSta
         page.goto(f"{visitor.url}/#/new?data.train_file={lesson}")
         page.get_by_text("It does not fit. Set exec.seq_len to 64.").wait_for()
         page.get_by_text("the plan does not fit").wait_for()
-        assert start_button(page).is_disabled()
+        expect(start_button(page)).to_be_disabled()
         page.keyboard.press("Control+Enter")
         page.unroute("**/v1/plans")
         page.get_by_label("Epochs").fill("3")
@@ -148,14 +149,14 @@ def test_viewer_sees_the_form_and_may_neither_plan_nor_train(
         watch,
     ):
         page.get_by_text("Training needs the role trainer").wait_for()
-        assert start_button(page).is_disabled()
-        assert page.get_by_label("Epochs").is_disabled()
+        expect(start_button(page)).to_be_disabled()
+        expect(page.get_by_label("Epochs")).to_be_disabled()
         page.keyboard.press("Control+Enter")
         assert not [request for request in watch.requests if request.method == "POST"]
         assert [ask(page, "POST", path, body) for path in ("/v1/plans", "/v1/jobs")] == [403, 403]
     with visitor.visit(states["trainer"], hash_=f"#/new?data.train_file={lesson}") as (page, _):
         page.get_by_text("It enters the queue").wait_for()
-        assert start_button(page).is_enabled()
+        expect(start_button(page)).to_be_enabled()
 
 
 def test_again_with_changes_takes_what_somebody_chose(
@@ -165,10 +166,10 @@ def test_again_with_changes_takes_what_somebody_chose(
         page.get_by_role("link", name="Again, with changes").click()
         page.get_by_text("It enters the queue").wait_for()
         assert "from=" not in page.url
-        assert page.get_by_label("Learning rate").input_value() == "0.004"
-        assert page.get_by_label("Epochs").input_value() == str(tuned["contract"]["exec"]["epochs"])
-        assert page.get_by_label("Alias").input_value() == "invoices"
-        assert page.get_by_label("Rank").input_value() == ""
+        expect(page.get_by_label("Learning rate")).to_have_value("0.004")
+        expect(page.get_by_label("Epochs")).to_have_value(str(tuned["contract"]["exec"]["epochs"]))
+        expect(page.get_by_label("Alias")).to_have_value("invoices")
+        expect(page.get_by_label("Rank")).to_have_value("")
         extra = page.get_by_role("button", name="Remove exec.checkpoint_every")
         extra.click()
         extra.wait_for(state="detached")
@@ -183,7 +184,9 @@ def test_form_is_a_contract_and_a_file_is_sent(
     with visitor.visit(state, hash_=f"#/new?model.hf_repo={BASE}&exec.epochs=2") as (page, _):
         page.get_by_label("or send a JSONL file").set_input_files(rows)
         page.get_by_text("It fits").wait_for()
-        assert page.get_by_label("Training file").locator("option:checked").inner_text().startswith(rows.name)
+        expect(page.get_by_label("Training file").locator("option:checked")).to_have_text(
+            re.compile(f"^{re.escape(rows.name)}")
+        )
         with page.expect_download() as download:
             page.get_by_role("button", name="Download contract").click()
         contract = json.loads(download.value.path().read_text())
@@ -192,7 +195,7 @@ def test_form_is_a_contract_and_a_file_is_sent(
         changed.write_text(json.dumps(contract | {"exec": {"epochs": 5, "warmup_steps": 3}}))
         page.get_by_label("Contract file").set_input_files(changed)
         page.get_by_role("button", name="Remove exec.warmup_steps").wait_for()
-        assert page.get_by_label("Epochs").input_value() == "5"
+        expect(page.get_by_label("Epochs")).to_have_value("5")
         wrong = tmp_path / "wrong.json"
         wrong.write_text("[")
         page.get_by_label("Contract file").set_input_files(wrong)
@@ -201,7 +204,7 @@ def test_form_is_a_contract_and_a_file_is_sent(
         dialog = page.get_by_role("dialog", name="Copy as")
         command = dialog.get_by_label("mens", exact=True).inner_text()
         assert "--epochs 5 --warmup-steps 3" in command
-        assert '"epochs": 5' in dialog.get_by_label("Python", exact=True).inner_text()
+        expect(dialog.get_by_label("Python", exact=True)).to_contain_text('"epochs": 5')
     assert contract["data"]["train_file"] in {file["id"] for file in installation.call("GET", "/v1/files")["data"]}
 
 
@@ -222,5 +225,5 @@ def test_hostile_names_are_text(visitor: Visitor, state: StorageState, lesson: s
         assert texts[0].startswith(HOSTILE[0])
         assert texts[3].startswith("\\u202egnp.exe")
         assert len(texts[4]) < 100
-        assert page.locator("main img, main script").count() == 0
+        expect(page.locator("main img, main script")).to_have_count(0)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.console.browser import Visitor, sign_in
 from tests.system.loop import Installation
@@ -58,7 +59,7 @@ def test_long_list_draws_few_rows_and_asks_once_for_each_page(
         page.evaluate("scrollTo(0, 0)")
         page.locator('tr[aria-rowindex="2"]').wait_for()
         assert page.locator("tbody tr").count() <= MOST_DRAWN
-        assert page.locator("tbody tr a.name").first.text_content() == "run-0"
+        expect(page.locator("tbody tr a.name").first).to_have_text("run-0")
 
 
 def test_tabs_share_one_stream_and_another_takes_over(
@@ -96,7 +97,7 @@ def test_page_of_a_revoked_key_says_so_and_asks_nothing_more(
         page.get_by_text("Your sign-in has ended").wait_for()
         page.get_by_label("API key").wait_for()
         assert page.evaluate("localStorage.getItem('mens.sign_in')") is None
-        assert page.locator("a.name").count() == 0
+        expect(page.locator("a.name")).to_have_count(0)
         page.wait_for_timeout(500)
         before = len(watch.requests)
         page.wait_for_timeout(3_000)
@@ -113,11 +114,11 @@ def test_killed_api_comes_back_without_a_reload(
         watch.is_offline = True
         os.kill(installation.stack.pid("api"), signal.SIGKILL)
         page.locator(".connection.connecting, .connection.stale").wait_for(timeout=30_000)
-        assert page.locator("a.name", has_text=NAME).count() > 0
+        expect(page.locator("a.name", has_text=NAME)).not_to_have_count(0)
         page.locator(".connection.live").wait_for(timeout=90_000)
         assert page.evaluate("window.isSamePage") is True
-        assert page.locator("a.name", has_text=NAME).count() > 0
-        assert not page.locator("table.old").count()
+        expect(page.locator("a.name", has_text=NAME)).not_to_have_count(0)
+        expect(page.locator("table.old")).to_have_count(0)
 
 
 def test_progress_of_a_job_that_is_not_in_the_list_asks_for_nothing(

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.console.browser import Visitor
 from tests.system.loop import ANSWER, BASE, QUESTION, Installation
@@ -24,7 +25,7 @@ def test_both_models_answer_and_the_adapter_is_named(
         page.keyboard.press("Control+Enter")
         left = page.get_by_role("article", name="Answer of the left model")
         left.get_by_text(ANSWER).wait_for(timeout=60_000)
-        assert left.get_by_title(tuned["result"]["adapter_id"]).is_visible()
+        expect(left.get_by_title(tuned["result"]["adapter_id"])).to_be_visible()
         page.get_by_role("button", name="left is better").click()
         page.get_by_role("button", name="Save as a file for evals").click()
         page.get_by_role("status").get_by_text("Saved as").wait_for()
@@ -68,4 +69,4 @@ def test_hostile_answer_is_text(visitor: Visitor, state: StorageState, tuned: di
         page.get_by_role("button", name="Send both").click()
         left = page.get_by_role("article", name="Answer of the left model")
         left.get_by_text("<img src=x onerror=alert(1)> **bold** \\u202e <|im_end|>").wait_for()
-        assert page.locator("main img").count() == 0
+        expect(page.locator("main img")).to_have_count(0)

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.console.browser import PHONE, Visitor
 
@@ -24,7 +25,7 @@ def test_losses_are_overlaid_zoomed_and_in_a_table(
         plot.locator("canvas").wait_for()
         plot.get_by_text("Values as a table").click()
         table = plot.get_by_role("table")
-        assert table.get_by_role("columnheader").all_text_contents() == ["step", "training", "validation"]
+        expect(table.get_by_role("columnheader")).to_have_text(["step", "training", "validation"])
         rows = table.get_by_role("rowheader").all_text_contents()
         assert 10 < len(rows) <= 25
         assert rows[-1] == str(steps)
@@ -35,12 +36,12 @@ def test_losses_are_overlaid_zoomed_and_in_a_table(
         page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 60, steps=5)
         page.mouse.up()
         page.get_by_role("button", name="show all").wait_for()
-        assert "from=" in page.url
-        assert "to=" in page.url
+        page.wait_for_url(lambda url: "from=" in url)
+        page.wait_for_url(lambda url: "to=" in url)
         page.get_by_label("log scale").check()
         page.get_by_label("smooth").select_option("0.9")
-        assert "log=1" in page.url
-        assert "smooth=0.9" in page.url
+        page.wait_for_url(lambda url: "log=1" in url)
+        page.wait_for_url(lambda url: "smooth=0.9" in url)
         page.reload()
         page.get_by_role("button", name="show all").click()
         plot.get_by_role("group", name="Loss: arrow keys").focus()
@@ -66,8 +67,8 @@ def test_plan_says_who_decided_each_value(visitor: Visitor, state: StorageState,
     with visitor.visit(state, hash_=f"#/runs/{tuned['id']}?tab=plan") as (page, _):
         row = page.get_by_role("row", name="exec.learning_rate")
         row.get_by_text("you").wait_for()
-        assert row.get_by_text("0.004").is_visible()
-        assert page.get_by_role("row", name="exec.weight_decay").count() == 0
+        expect(row.get_by_text("0.004")).to_be_visible()
+        expect(page.get_by_role("row", name="exec.weight_decay")).to_have_count(0)
         page.get_by_label("defaults too").check()
         page.get_by_role("row", name="exec.weight_decay").get_by_text("default").wait_for()
 
@@ -94,8 +95,8 @@ def test_failed_run_opens_with_its_reason(visitor: Visitor, state: StorageState,
     with visitor.visit(state, size=PHONE, hash_=f"#/runs/{failed['id']}") as (page, _):
         reason = page.get_by_role("region", name="Why it failed")
         reason.get_by_text(failed["error"]["code"]).wait_for()
-        assert failed["error"]["message"] in reason.inner_text()
-        assert "What to do:" in reason.inner_text()
+        expect(reason).to_contain_text(failed["error"]["message"])
+        expect(reason).to_contain_text("What to do:")
         box = reason.bounding_box()
         assert box
         assert box["y"] < PHONE[1]
@@ -125,6 +126,6 @@ def test_button_that_is_pressed_twice_sends_once(visitor: Visitor, state: Storag
         button.dblclick()
         page.wait_for_timeout(300)
         assert len(sent) == 1
-        assert button.is_disabled()
+        expect(button).to_be_disabled()
         sent[0].fulfill(content_type="application/json", body=json.dumps(tuned))
         button.wait_for(state="hidden")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.console.browser import Visitor, sign_in
 from tests.system.loop import Installation
@@ -32,7 +33,7 @@ def test_wrong_key_is_refused_with_what_to_do(visitor: Visitor) -> None:
         page.get_by_role("button", name="Sign in").click()
         alert = page.get_by_role("alert")
         alert.get_by_text("KEY_INVALID").wait_for()
-        assert "mens keys create NAME" in alert.locator("p").last.inner_text()
+        expect(alert.locator("p").last).to_contain_text("mens keys create NAME")
 
 
 def test_code_of_a_link_leaves_the_address_at_once_and_is_asked_for(

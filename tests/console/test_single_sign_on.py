@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 from api.services import make_services
 from api.settings import ApiSettings, SignInRule
@@ -88,7 +88,7 @@ def test_person_signs_in_at_the_provider_and_out_again(company: Company) -> None
     with company.visitor.visit(hash_="#/jobs?q=invoice", friend=company.issuer, allowed=frozenset({401})) as (page, _):
         go_through(page, "alice")
         page.get_by_role("navigation", name="Screens").wait_for()
-        assert page.url == f"{company.visitor.url}/#/jobs?q=invoice"  # the address that was wanted, without the answer
+        page.wait_for_url(f"{company.visitor.url}/#/jobs?q=invoice")  # the address that was wanted, without the answer
         page.locator("details.menu summary").click()
         page.get_by_text("trainer in acme").wait_for()
         kept = page.context.storage_state()
@@ -116,7 +116,7 @@ def test_answer_that_was_carried_to_another_browser_signs_nobody_in(company: Com
     with company.visitor.visit() as (page, other):
         page.goto(carried)
         page.get_by_role("alert").get_by_text("SIGN_IN_STATE_INVALID").wait_for()
-        assert page.url == f"{company.visitor.url}/#/jobs"
+        page.wait_for_url(f"{company.visitor.url}/#/jobs")
     assert not handed_in(watch) + handed_in(other)  # a page without its half sends nothing in place of it
 
 
@@ -125,7 +125,7 @@ def test_person_without_a_role_is_told_whom_to_ask(company: Company) -> None:
         go_through(page, "mallory")
         alert = page.get_by_role("alert")
         alert.get_by_text("SIGN_IN_NO_ROLE").wait_for()
-        assert "Ask an operator" in alert.locator("p").last.inner_text()
+        expect(alert.locator("p").last).to_contain_text("Ask an operator")
 
 
 def test_key_signs_in_while_the_provider_is_away_and_no_answer_counts_after_it(company: Company) -> None:

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.console.browser import HOSTILE, Visitor, ask
 from tests.system.loop import Installation
@@ -27,11 +28,11 @@ def test_usage_is_added_up_and_saved(
         page.get_by_label("Group by").select_option("base")
         table = page.get_by_role("group", name="Usage").get_by_role("row")
         table.nth(1).wait_for()
-        assert table.count() == len(by_base) + 1
-        assert tuned["base_model"] in table.nth(1).inner_text()
-        assert "by=base" in page.url
-        assert page.get_by_role("columnheader", name="cost").count() == 0, "no price is set, so none is shown"
-        assert page.get_by_role("region", name="Sum").get_by_text("GPU-minutes", exact=True).is_visible()
+        expect(table).to_have_count(len(by_base) + 1)
+        expect(table.nth(1)).to_contain_text(tuned["base_model"])
+        page.wait_for_url(lambda url: "by=base" in url)
+        expect(page.get_by_role("columnheader", name="cost"), "no price is set, so none is shown").to_have_count(0)
+        expect(page.get_by_role("region", name="Sum").get_by_text("GPU-minutes", exact=True)).to_be_visible()
         with page.expect_download() as download:
             page.get_by_role("button", name="Save as CSV").click()
         rows = list(csv.DictReader(download.value.path().read_text().splitlines()))
@@ -56,7 +57,7 @@ def test_system_shows_the_machines_to_operators_alone(visitor: Visitor, states: 
         assert not [one.url for one in watch.requests if "/v1/workers" in one.url]
         page.goto(f"{visitor.url}/#/usage?by=tenant")
         page.get_by_role("heading", name="Your key").wait_for()
-        assert page.get_by_label("Group by").get_by_role("option", name="tenant").count() == 0
+        expect(page.get_by_label("Group by").get_by_role("option", name="tenant")).to_have_count(0)
         assert ask(page, "GET", "/v1/usage/costs?group_by=tenant") == 403
         assert ask(page, "GET", "/v1/replicas") == 403
         assert ask(page, "GET", "/v1/quotas") == 403
@@ -76,9 +77,9 @@ def test_prices_and_hostile_names_are_text(visitor: Visitor, state: StorageState
         page.goto(f"{visitor.url}/#/usage?by=key")
         rows = page.get_by_role("group", name="Usage").get_by_role("row")
         rows.nth(len(HOSTILE)).wait_for()
-        assert HOSTILE[0] in (rows.nth(1).text_content() or "")
-        assert "\\u202egnp.exe" in (rows.nth(4).text_content() or "")
-        assert "2.70 EUR" in (rows.nth(1).text_content() or "")
-        assert page.get_by_role("columnheader", name="token cost").count() == 0
-        assert page.locator("main img, main script").count() == 0
+        expect(rows.nth(1)).to_contain_text(HOSTILE[0])
+        expect(rows.nth(4)).to_contain_text("\\u202egnp.exe")
+        expect(rows.nth(1)).to_contain_text("2.70 EUR")
+        expect(page.get_by_role("columnheader", name="token cost")).to_have_count(0)
+        expect(page.locator("main img, main script")).to_have_count(0)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
