@@ -71,7 +71,7 @@ class MemoryCase:
         self._config = config_of(SHAPES[size])
         self._device, self._recompute = torch.device(device), recompute
         self._model = counted_model(self._config, device=self._device, rank=RANK, recompute=recompute)
-        self._optimizer = build_optimizer(trainable(self._model), CONTRACT, self._device)
+        self._optimizer = build_optimizer(trainable(self._model), CONTRACT)
 
     def predicted(self, tokens: int) -> int:
         """Return the memory that the plan predicts: on a GPU everything except CUDA's own memory, on a CPU the memory

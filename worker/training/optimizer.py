@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,9 +25,7 @@ CODE_BOOKS = ("qmap1", "qmap2")
 """Constants that all parameters share: recreated, never stored."""
 
 
-def build_optimizer(
-    parameters: Sequence[torch.nn.Parameter], contract: FineTuneContract, device: torch.device
-) -> torch.optim.Optimizer:
+def build_optimizer(parameters: Sequence[torch.nn.Parameter], contract: FineTuneContract) -> torch.optim.Optimizer:
     """Build the optimizer that the contract names, over the LoRA parameters; the loop sets the rate at each step."""
     fields = {
         "lr": contract.exec.learning_rate,
@@ -36,8 +34,9 @@ def build_optimizer(
         "weight_decay": contract.exec.weight_decay,
     }
     if contract.optimizer.kind is OptimizerKind.ADAMW:
-        # On a GPU in one kernel without buffers of its own: a step that runs out of memory halfway cannot be repeated.
-        return torch.optim.AdamW(parameters, fused=device.type == "cuda" or None, **fields)  # type: ignore[arg-type]
+        # One kernel without temporary buffers: a step that runs out of memory halfway cannot be repeated. On a CPU it
+        # takes a quarter of the time of torch's loop.
+        return torch.optim.AdamW(parameters, fused=True, **fields)  # type: ignore[arg-type]
     optimizer: torch.optim.Optimizer = AdamW8bit(parameters, **fields)
     return optimizer
 
@@ -56,12 +55,7 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
                 optimizer.init_state(group, parameter, group_index, index)
             else:
                 moments = {name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in MOMENTS}
-                optimizer.state[parameter] = {"step": torch.zeros((), device=_step_device(group, parameter)), **moments}
-
-
-def _step_device(group: Mapping[str, Any], parameter: torch.nn.Parameter) -> torch.device:
-    """Return where AdamW counts a parameter's steps: on its device for the fused kernel, otherwise on the CPU."""
-    return parameter.device if group["fused"] else torch.device("cpu")
+                optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
 
 
 def optimizer_tensors(
@@ -88,11 +82,7 @@ def restore_optimizer(
         if isinstance(optimizer, Optimizer8bit):
             _restore_8bit(optimizer, parameter, stored)
         else:
-            group = optimizer.param_groups[_place(optimizer, parameter)[0]]
-            optimizer.state[parameter] = {
-                name: value.to(_step_device(group, parameter) if name == "step" else parameter.device)
-                for name, value in stored.items()
-            }
+            optimizer.state[parameter] = {name: value.to(parameter.device) for name, value in stored.items()}
 
 
 def _restore_8bit(optimizer: Any, parameter: torch.nn.Parameter, stored: dict[str, torch.Tensor]) -> None:

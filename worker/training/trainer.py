@@ -190,7 +190,7 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path, method: Method[Any, Any
         tokenizer=tokenizer,
         model=model,
         fused=fused,
-        optimizer=build_optimizer(trainable(model), contract, device),
+        optimizer=build_optimizer(trainable(model), contract),
         data=data,
         order=order,
         step_tokens=step_tokens,
