@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -196,13 +196,15 @@ class Snapshot:
     def pages(self, query: Query, *, rows: int) -> Iterator[Sequence[Any]]:
         """Yield the rows of a query in pages. The server sorts once for all pages."""
         with self._database.errors():
-            parts = self._execute("SELECT *", query, stream_results=True, max_row_buffer=rows).partitions(rows)
-        while True:
-            with self._database.errors():
-                part = next(parts, None)
-            if part is None:
-                return
-            yield part
+            result = self._execute("SELECT *", query, stream_results=True, max_row_buffer=rows)
+        with closing(result):  # a caller that has read enough leaves a cursor open on the server
+            parts = result.partitions(rows)
+            while True:
+                with self._database.errors():
+                    part = next(parts, None)
+                if part is None:
+                    return
+                yield part
 
     def _execute(self, head: str, query: Query, **options: Any) -> Any:
         # A value is always bound: the server then takes one statement only, whatever the query holds.
