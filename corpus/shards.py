@@ -29,6 +29,8 @@ from shared.host import disk_errors
 INDEX_NAME = "index.json"
 MAX_SHARD_BYTES = 64 << 20
 """Largest size of a shard; a single longer line gets a shard of its own."""
+PIECE_BYTES = 1 << 20
+"""Size at which waiting rows are written to a file."""
 PARTIAL_SUFFIX = ".partial"
 RETRACTED_NAME = "retracted.jsonl"
 """File in a pull's folder with the retracted keys, one JSON list per line (`mens corpus retract`)."""
@@ -92,24 +94,34 @@ class PartialFile:
         self.sha256 = ""
         self._partial = path.with_name(path.name + PARTIAL_SUFFIX)
         self._sha256 = hashlib.sha256()
+        # Rows are collected here and not in the file's own buffer: each piece is digested and guarded against the disk's
+        # faults once, which for each short row would take longer than writing it.
+        self._waiting = bytearray()
         with disk_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO = self._partial.open("wb", buffering=1 << 20)
+            self._file: BinaryIO = self._partial.open("wb")
 
     def write(self, data: bytes) -> None:
         """Append bytes."""
-        with disk_errors():
-            self._file.write(data)
-        self._sha256.update(data)
+        self._waiting += data
         self.bytes += len(data)
+        if len(self._waiting) >= PIECE_BYTES:
+            self._flush()
 
     def seal(self) -> None:
         """Write all of it to disk, still under its temporary name. A second call does nothing."""
         if not self._file.closed:
+            self._flush()
             with disk_errors():
-                self._file.flush()
                 os.fsync(self._file.fileno())
                 self._file.close()
+
+    def _flush(self) -> None:
+        with disk_errors():
+            self._file.write(self._waiting)
+            self._file.flush()
+        self._sha256.update(self._waiting)
+        self._waiting.clear()
 
     def finish(self) -> str:
         """Seal the file and give it its final name, or remove it if that fails. Returns its SHA-256."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 CHUNK_BYTES = 1 << 20
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 def canonical_json(value: Any) -> bytes:
@@ -19,7 +20,7 @@ def canonical_json(value: Any) -> bytes:
     Raises:
         ValueError: the value holds NaN or an infinity.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return _encode(value).encode()
 
 
 def digest_json(value: Any) -> str:

@@ -5,6 +5,7 @@ files.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,11 +31,12 @@ from shared.checkers.unit import Unit
 from shared.errors import Code, InvalidRequest
 
 STAGE = "extract"
-VERSION = 1
+VERSION = 2
 """Increase this when the same files would give different bytes."""
 MARKDOWN = "markdown"
 SUFFIXES = {"python": (".py",), MARKDOWN: (".md",), "sql": (".sql",)}
 """File suffixes by language; for other languages, the suffix is a period and the language's name."""
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _REASONS = {"syntax": LeftOut.NOT_COMPILING, "too_long": LeftOut.TOO_LONG, "time_limit": LeftOut.TIME_LIMIT}
 
 
@@ -198,7 +200,7 @@ def _divided(checkers: ContainedCheckers, language: str, text: str, left_out: Co
 
 
 def _unit_refusal(unit: Unit, path: str) -> LeftOut | None:
-    if any("\ud800" <= character <= "\udfff" for character in unit.docstring):
+    if _SURROGATE.search(unit.docstring):
         # An escape in a docstring gives half of a pair, which no row can hold.
         return LeftOut.LONE_SURROGATE
     if unit.kind in ("function", "method", "class", "module") and is_test_file(path):

@@ -119,7 +119,10 @@ def _refusal(text: str) -> LeftOut | None:
 
 def is_minified(text: str) -> bool:
     """Return whether lines of code are too long to have been written by a person; prose is exempt."""
-    lines = [line for line in text.split("\n") if line.strip()]
+    lines = text.split("\n")
+    if max(map(len, lines)) <= MINIFIED_MEAN:
+        return False
+    lines = [line for line in lines if line.strip()]
     return bool(lines) and sum(map(len, lines)) / len(lines) > MINIFIED_MEAN
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -70,7 +71,7 @@ class UnitRow(msgspec.Struct, kw_only=True, frozen=True):
     @classmethod
     def of(cls, unit: Unit, path: str, staleness: int = 0) -> Self:
         """Return the row of a unit of a file that compiles."""
-        fields = {name: getattr(unit, name) for name in _UNIT_FIELDS}
+        fields = dict(zip(_UNIT_FIELDS, _unit_values(unit), strict=True))
         fields["constructs"] = dict(sorted(unit.constructs.items()))
         checks: dict[str, Any] = {"compiles": True} if unit.kind not in ("section", "block") else {}
         key = content_id([unit.language, unit.kind, unit.name, unit.context, unit.code])
@@ -83,6 +84,7 @@ class UnitRow(msgspec.Struct, kw_only=True, frozen=True):
 
 
 _UNIT_FIELDS = tuple(name for name in UnitRow.__struct_fields__ if name in Unit.__slots__)
+_unit_values = attrgetter(*_UNIT_FIELDS)
 _decode_unit = msgspec.json.Decoder(UnitRow).decode
 _decode_provenance = msgspec.json.Decoder(Provenance).decode
 

@@ -11,7 +11,7 @@ from pyflakes import messages
 from pyflakes.checker import Checker as NameChecker
 
 from shared.checkers.checker import MAX_DIAGNOSTICS, Check, Diagnostic
-from shared.checkers.python_units import find_units
+from shared.checkers.python_units import find_units, shapes_of
 from shared.checkers.unit import Units
 
 NAME_FAULTS = (
@@ -54,6 +54,7 @@ _CONSTRUCTS_OF = {
     for kinds in CONSTRUCTS.values()
     for kind in kinds
 }
+_SHAPES = shapes_of(_CONSTRUCTS_OF)
 _TYPE_FAULT = re.compile(r"^[^:]*:(?P<line>\d+):(?P<column>\d+): error: (?P<message>.*)$", re.MULTILINE)
 
 
@@ -85,7 +86,7 @@ class PythonChecker:
 
     def units(self, text: str) -> Units:
         """See :class:`shared.checkers.unit.UnitFinder`."""
-        return find_units(text, _CONSTRUCTS_OF)
+        return find_units(text, _SHAPES)
 
 
 class TypedPythonChecker:

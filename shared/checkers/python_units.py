@@ -10,17 +10,18 @@ import ast
 import hashlib
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shared.checkers.checker import Diagnostic
 from shared.checkers.unit import Unit, UnitKind, Units, difficulty_of
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Definition = _Function | ast.ClassDef
+_DEFINITIONS = frozenset((ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
 _BLOCKS = frozenset((
-    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try,
+    ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try,
     ast.TryStar,
 ))  # fmt: skip
 """Statements of which only the first line counts as a line."""
@@ -28,11 +29,46 @@ _BOUND: dict[type, tuple[str, ...]] = {
     ast.arg: ("arg",), ast.MatchAs: ("name",), ast.MatchStar: ("name",), ast.MatchMapping: ("rest",),
 }  # fmt: skip
 """Fields that contain a bound name, in nodes that are not statements."""
+_NOTED = frozenset((ast.Constant, ast.JoinedStr, ast.arg))
+"""Expressions of which the pass notes more than their tokens."""
 _LOCAL = "\0"
 """Prefix of a local name's replacement; source text cannot contain it."""
 _NO_TREE = frozenset(
     ("ctx", "type_comment", "kind", "type_ignores", "lineno", "col_offset", "end_lineno", "end_col_offset")
 )
+
+
+class _Shape(NamedTuple):
+    """What the pass writes of a class of node.
+
+    Attributes:
+        constructs: names of the constructs that it is.
+        fields: its fields that are written, each with whether it may contain a bound name.
+    """
+
+    name: str
+    constructs: list[str]
+    fields: tuple[tuple[str, bool], ...]
+
+
+Shapes = Mapping[type[ast.AST], _Shape]
+
+
+def shapes_of(constructs_of: Mapping[type[ast.AST], list[str]]) -> Shapes:
+    """Return the shapes of all classes of node.
+
+    Args:
+        constructs_of: names of the constructs that each class of node is.
+    """
+    kinds = [kind for kind in vars(ast).values() if isinstance(kind, type) and issubclass(kind, ast.AST)]
+    return {
+        kind: _Shape(
+            kind.__name__,
+            constructs_of.get(kind, []),
+            tuple((name, name in _BOUND.get(kind, ())) for name in kind._fields if name not in _NO_TREE),
+        )
+        for kind in kinds
+    }
 
 
 @dataclass(slots=True)
@@ -63,13 +99,13 @@ class _Pass:
     Args:
         text: its lines end with a line feed.
         tree: the text's syntax tree.
-        constructs_of: names of the constructs that each class of node is.
+        shapes: those of all classes of node.
     """
 
-    def __init__(self, text: str, tree: ast.Module, constructs_of: dict[type[ast.AST], list[str]]) -> None:
+    def __init__(self, text: str, tree: ast.Module, shapes: Shapes) -> None:
         self._text = text
         self._tree = tree
-        self._constructs_of = constructs_of
+        self._shapes = shapes
         self._lines = text.split("\n")
         self._tokens: list[str] = []
         # Where names are in the tokens, and the scope that binds each: 0 where it is only read.
@@ -80,7 +116,6 @@ class _Pass:
         self._code_lines: set[int] = set()
         self._string_lines: set[int] = set()
         self._spans: list[_Span] = []
-        self._fields: dict[type, tuple[str, ...]] = {}
         self._statement(tree, 0, 0, "")
         self._sorted_lines = sorted(self._code_lines)
         self._imports = dict(_imports(tree.body))
@@ -106,34 +141,40 @@ class _Pass:
         """
         kind = type(node)
         self._depths.append(depth)
-        begin = self._place()
-        self._tokens.append(kind.__name__)
-        self._kinds.extend(self._constructs_of.get(kind, ()))
-        inner, inner_scope = owner, scope
-        is_definition = kind in (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        if is_definition:
-            is_class = kind is ast.ClassDef
-            self._name(node.name, scope if owner is None else 0)
-            inner = None if owner is None or not is_class else f"{owner}{node.name}."
-            inner_scope = scope if is_class else scope + 1
-            if node.decorator_list:
-                self._kinds.append("decorator")
+        if kind in _DEFINITIONS:
+            self._definition(node, kind, depth, scope, owner)
+            return
+        shape = self._shapes[kind]
+        self._tokens.append(shape.name)
+        self._kinds += shape.constructs
         if kind in _BLOCKS:
             self._code_lines.add(node.lineno)
         elif kind is not ast.Module and kind is not ast.Pass and not _is_constant(node):
             self._code_lines.update(range(node.lineno, node.end_lineno + 1))
-        if is_definition or kind is ast.Module:
-            self._definition(node, depth, inner_scope, inner)
+        if kind is ast.Module:
+            self._fields(node, depth, scope, owner)
         elif kind is ast.Global or kind is ast.Nonlocal:
             for name in node.names:
                 self._name(name, 0)
         else:
             self._block(node, kind, depth, scope, owner)
-        if is_definition and owner is not None:
+
+    def _definition(self, node: Any, kind: type, depth: int, scope: int, owner: str | None) -> None:
+        begin, shape, is_class = self._place(), self._shapes[kind], kind is ast.ClassDef
+        self._tokens.append(shape.name)
+        self._kinds += shape.constructs
+        self._name(node.name, scope if owner is None else 0)
+        if node.decorator_list:
+            self._kinds.append("decorator")
+        self._code_lines.add(node.lineno)
+        inner = None if owner is None or not is_class else f"{owner}{node.name}."
+        self._fields(node, depth, scope if is_class else scope + 1, inner)
+        if owner is not None:
             self._spans.append(_Span(node, owner, depth, scope, begin, self._place()))
 
-    def _definition(self, node: Any, depth: int, scope: int, owner: str | None) -> None:
-        for name in self._fields_of(type(node)):
+    def _fields(self, node: Any, depth: int, scope: int, owner: str | None) -> None:
+        """Write the fields of a definition, or of the module."""
+        for name, _ in self._shapes[type(node)].fields:
             value = getattr(node, name)
             if name == "body":
                 self._body(value[_has_docstring(node) :], depth + 1, scope, owner)
@@ -144,9 +185,11 @@ class _Pass:
                 self._value(value, scope)
 
     def _block(self, node: Any, kind: type, depth: int, scope: int, owner: str | None) -> None:
-        for name in self._fields_of(kind):
+        for name, _ in self._shapes[kind].fields:
             value = getattr(node, name)
-            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+            if isinstance(value, ast.expr):
+                self._expression(value, scope)
+            elif isinstance(value, list) and value and isinstance(value[0], ast.stmt):
                 # An `elif` is written as an `if` in the `else`, but it does not nest.
                 is_elif = kind is ast.If and name == "orelse" and len(value) == 1 and type(value[0]) is ast.If
                 self._body(value, depth if is_elif else depth + 1, scope, owner)
@@ -179,38 +222,46 @@ class _Pass:
             self._tokens.append(hex(value) if type(value) is int else repr(value))
 
     def _expression(self, node: Any, scope: int) -> None:
-        kind = type(node)
+        # Most of the pass's time is spent here, so names and nested expressions are written without another call.
+        kind, tokens = type(node), self._tokens
         if kind is ast.Name:
-            self._name(node.id, scope if type(node.ctx) is not ast.Load else 0)
+            self._names.append(len(tokens))
+            self._scopes.append(scope if type(node.ctx) is not ast.Load else 0)
+            tokens.append(node.id)
             return
-        self._tokens.append(kind.__name__)
-        if kinds := self._constructs_of.get(kind):
-            self._kinds.extend(kinds)
-        if kind is ast.Constant or kind is ast.JoinedStr:
-            self._note_string(node)
-        elif kind is ast.arg and node.annotation is not None:
-            self._kinds.append("annotation")
-        bound = _BOUND.get(kind, ())
-        for name in self._fields_of(kind):
-            value = getattr(node, name)
-            if name in bound and value is not None:
+        name, constructs, fields = self._shapes[kind]
+        tokens.append(name)
+        self._kinds += constructs
+        if kind in _NOTED:
+            self._note(node, kind)
+        for field, is_bound in fields:
+            value = getattr(node, field)
+            if isinstance(value, ast.AST):
+                self._expression(value, scope)
+            elif type(value) is list:
+                tokens.append("[")
+                for item in value:
+                    self._value(item, scope)
+                tokens.append("]")
+            elif is_bound and value is not None:
                 self._name(value, scope)
             else:
                 self._value(value, scope)
 
+    def _note(self, node: Any, kind: type) -> None:
+        if kind is not ast.arg:
+            if node.end_lineno > node.lineno:
+                self._note_string(node)
+        elif node.annotation is not None:
+            self._kinds.append("annotation")
+
     def _note_string(self, node: ast.Constant | ast.JoinedStr) -> None:
         """Note the lines that are content of a string, whose first spaces are not indentation."""
-        if not isinstance(getattr(node, "value", ""), str) or (node.end_lineno or 0) <= node.lineno:
+        if not isinstance(getattr(node, "value", ""), str):
             return
         lines = self._lines[node.lineno - 1 : node.end_lineno]
         if any('"""' in line or "'''" in line or line.endswith("\\") for line in lines):
             self._string_lines.update(range(node.lineno + 1, node.lineno + len(lines)))
-
-    def _fields_of(self, kind: type[ast.AST]) -> tuple[str, ...]:
-        fields = self._fields.get(kind)
-        if fields is None:
-            fields = self._fields[kind] = tuple(name for name in kind._fields if name not in _NO_TREE)
-        return fields
 
     # -- units --------------------------------------------------------------------------------------------------------
 
@@ -271,17 +322,18 @@ class _Pass:
 
     def _digest(self, begin: _Place, end: _Place, *, renames_first: bool) -> str:
         """Return the digest of a slice of tokens, its local names replaced by their order."""
+        offset, tokens = begin.tokens, self._tokens[begin.tokens : end.tokens]
         names, scopes = self._names[begin.names : end.names], self._scopes[begin.names : end.names]
-        tokens = self._tokens[begin.tokens : end.tokens]
-        offset = begin.tokens
         local = {tokens[place - offset] for place, scope in zip(names, scopes, strict=True) if scope}
         if renames_first:
             local.add(tokens[1])
         order: dict[str, str] = {}
-        for place in names:
+        for place in names if local else ():
             name = tokens[place - offset]
             if name in local:
-                tokens[place - offset] = order.setdefault(name, f"{_LOCAL}{len(order)}")
+                if name not in order:
+                    order[name] = f"{_LOCAL}{len(order)}"
+                tokens[place - offset] = order[name]
         return hashlib.sha256("\n".join(tokens).encode(errors="surrogatepass")).hexdigest()
 
     def _free_names(self, span: _Span) -> set[str]:
@@ -324,11 +376,11 @@ class _Pass:
         ]
 
 
-def find_units(text: str, constructs_of: dict[type[ast.AST], list[str]]) -> Units:
+def find_units(text: str, shapes: Shapes) -> Units:
     """Divide a file; see :class:`shared.checkers.unit.UnitFinder`.
 
     Args:
-        constructs_of: names of the constructs that each class of node is.
+        shapes: those of :func:`shapes_of`.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     try:
@@ -338,7 +390,7 @@ def find_units(text: str, constructs_of: dict[type[ast.AST], list[str]]) -> Unit
         return Units((), (Diagnostic("syntax", error.msg, error.lineno or None, error.offset or None),))
     except ValueError as error:
         return Units((), (Diagnostic("syntax", str(error)),))
-    return Units(tuple(_Pass(text, tree, constructs_of).find()))
+    return Units(tuple(_Pass(text, tree, shapes).find()))
 
 
 def _kind(node: _Definition, owner: str) -> UnitKind:
@@ -352,7 +404,7 @@ def _kind(node: _Definition, owner: str) -> UnitKind:
 
 def _first_line(node: ast.stmt) -> int:
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)]) if decorators else node.lineno
 
 
 def _has_docstring(node: Any) -> bool:

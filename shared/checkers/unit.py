@@ -6,7 +6,7 @@ A checker that has a method ``units`` divides files of its language (:class:`Uni
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -89,7 +89,9 @@ def difficulty_of(size: int, nesting: int, kinds: int) -> int:
     return max(1, min(MAX_DIFFICULTY, level + nesting + kinds // 6))
 
 
-_values = attrgetter(*(part.name for part in fields(Unit)))
+_NAMES = tuple(part.name for part in fields(Unit))
+_values = attrgetter(*_NAMES)
+_USES = _NAMES.index("uses")
 
 
 def to_wire(unit: Unit) -> list[Any]:
@@ -99,5 +101,5 @@ def to_wire(unit: Unit) -> list[Any]:
 
 def from_wire(values: list[Any]) -> Unit:
     """Return the unit of :func:`to_wire`'s values after a passage as JSON."""
-    unit = Unit(*values)
-    return replace(unit, uses=tuple(unit.uses))
+    values[_USES] = tuple(values[_USES])
+    return Unit(*values)

@@ -193,3 +193,8 @@ def test_the_table_of_difficulties() -> None:
     sizes = [0, 3, 4, 11, 12, 27, 28, 59, 60, 123, 124]
     assert [difficulty_of(size, 0, 0) for size in sizes] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6]
     assert all(a <= b for a, b in pairwise(difficulty_of(size, 0, 0) for size in range(5000)))
+
+
+def test_a_sum_of_hundreds_of_terms_is_divided() -> None:
+    found = CHECKER.units("total = " + " + ".join(["part"] * 800))
+    assert [unit.kind for unit in found.units] == ["module"]
