@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from shared.datasets.row_validation import decode_line
-from shared.datasets.rows import Labels, Record, RowError
+from shared.datasets.rows import Labels, Message, Record, RowError
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_json
 
@@ -90,17 +90,36 @@ def row_id(row: Mapping[str, Any]) -> str:
 def record_id(record: Record) -> str:
     """Return the id of a parsed row."""
     messages = record.conversation()
-    if not record.tools and not any(turn.tool_calls or turn.reasoning_content for turn in messages):
+    if not record.tools and (plain := _plain_turns(messages)) is not None:
         # The same bytes as canonical JSON, in a third of its time: there are only strings.
-        plain = [
-            {"content": turn.content, "role": turn.role}
-            for turn in messages
-            if turn.content is not None and turn.name is None and turn.tool_call_id is None
-        ]
-        if len(plain) == len(messages):
-            return sha256(msgspec.json.encode({"messages": plain, "tools": ()})).hexdigest()[:ID_DIGITS]
+        return sha256(_encode_plain(_PlainChat(plain))).hexdigest()[:ID_DIGITS]
     turns = [{name: value for name in _TURN_FIELDS if (value := getattr(turn, name)) is not None} for turn in messages]
     return content_id({"messages": turns, "tools": record.tools or []})
+
+
+class _PlainTurn(msgspec.Struct, gc=False):
+    """A turn that has nothing else, its fields in the order of canonical JSON."""
+
+    content: str
+    role: str
+
+
+class _PlainChat(msgspec.Struct, gc=False):
+    messages: list[_PlainTurn]
+    tools: tuple[()] = ()
+
+
+_encode_plain = msgspec.json.Encoder().encode
+
+
+def _plain_turns(messages: list[Message]) -> list[_PlainTurn] | None:
+    plain = []
+    for turn in messages:
+        more = turn.tool_calls or turn.reasoning_content or turn.name is not None or turn.tool_call_id is not None
+        if more or turn.content is None:
+            return None
+        plain.append(_PlainTurn(turn.content, turn.role))
+    return plain
 
 
 def read_provenance(path: Path) -> Iterator[Provenance]:

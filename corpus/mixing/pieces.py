@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -54,7 +55,7 @@ def make_piece(task: PieceTask) -> MixPiece:
         if len(label_numbers) < MAX_LABELS:
             label_numbers.setdefault(row.label, len(label_numbers))
         label = label_numbers.get(row.label, 0)
-        encoded = row.encoded(), msgspec.json.encode(provenance) + b"\n"
+        encoded = row.encoded(), _encode(provenance) + b"\n"
         entries += [(order_of(task.seed, row.id, copy), piece.rows, copy, label, *encoded) for copy in range(copies)]
         piece.ratings.append(record.rating or 0)
         if task.group:
@@ -68,7 +69,7 @@ def make_piece(task: PieceTask) -> MixPiece:
     return piece
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _MixedRow:
     """A row with its id and its labels.
 
@@ -101,9 +102,10 @@ class _MixedRow:
     def encoded(self) -> bytes:
         """Return the line that is written: the row's keys, its id first."""
         self.keys.pop("id", None)
-        return msgspec.json.encode({"id": self.id, **self.keys}) + b"\n"
+        return _encode({"id": self.id, **self.keys}) + b"\n"
 
 
+_encode = msgspec.json.Encoder().encode
 _decode_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -149,12 +151,13 @@ def _sketch(piece: MixPiece, texts: list[str], *, near: bool) -> None:
 def _write(piece: MixPiece, entries: list[tuple[int, int, int, int, bytes, bytes]]) -> None:
     """Write the piece's rows by ascending place, and its index."""
     entries.sort(key=lambda entry: entry[:3])
+    keys, rows, copies, labels, lines, origins = zip(*entries, strict=True) if entries else ((),) * 6
     index = np.empty(len(entries), ENTRY)
-    begin = 0
+    index["key"], index["row"], index["copy"], index["label"] = np.array(keys, np.uint64), rows, copies, labels
+    index["size"], index["origin_size"] = list(map(len, lines)), list(map(len, origins))
+    ends = np.cumsum(index["size"].astype(np.uint64) + index["origin_size"])
+    index["begin"][1:] = ends[:-1]
+    index["begin"][:1] = 0
     with disk_errors(), rows_path(piece.target).open("wb") as file:
-        for number, (key, row, copy, label, line, origin) in enumerate(entries):
-            index[number] = (key, begin, row, len(line), len(origin), copy, label)
-            file.write(line)
-            file.write(origin)
-            begin += len(line) + len(origin)
+        file.writelines(chain.from_iterable(zip(lines, origins, strict=True)))
         index.tofile(index_path(piece.target))

@@ -24,8 +24,10 @@ def refuse_conflicts(record: Record) -> None:
     """
     turns = record.messages or record.turns
     if not turns:
-        for names in (_PROMPTS, _ANSWERS):
-            _refuse_different(record, names)
+        if record.instruction:
+            _refuse_different(record, _PROMPTS)
+        if record.output or record.completion:
+            _refuse_different(record, _ANSWERS)
         return
     if record.messages and record.turns and record.messages != record.turns:
         raise _conflict("turns", "messages", "they are not the same")
@@ -41,6 +43,8 @@ def unused_fields(record: Record) -> list[str]:
     answered, the weight 1 of a turn that is not an answer, a tool's keys that no template gets, labels.
     """
     turns: list[Message] = record.messages or record.turns or []
+    if not (turns or record.tools or record.syntax_spans):
+        return []
     said = {message.content for message in turns}
     names = [name for name in ("input", "context") if turns and (text := getattr(record, name)) and text not in said]
     turn_path = f"{'messages' if record.messages else 'turns'}[]"
