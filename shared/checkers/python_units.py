@@ -39,7 +39,7 @@ _NO_TREE = frozenset(
 
 
 class _Shape(NamedTuple):
-    """What the pass writes of a class of node.
+    """Form in which the pass writes a class of node.
 
     Attributes:
         constructs: names of the constructs that it is.
