@@ -43,8 +43,9 @@ def describe_judgement(
         services: the API's services.
         view: the view of the job's tenant.
         artifact: whether the job publishes, and the alias that it moves.
-        base: name of the job's base. parent: the adapter that the job continues from. The first
-            adapter of a new alias is compared with its parent or base.
+        base: name of the job's base.
+        parent: the adapter that the job continues from. The first adapter of a new alias is compared with its parent or
+            base.
         preflight: record of the job's preflight; None for an import.
     """
     if not artifact.publish or artifact.alias is None:
@@ -127,7 +128,8 @@ def _parents_runs(view: TenantView, policy: GatePolicy, parent_id: str | None) -
 
 def _facts(services: Services, view: TenantView, template: RunTemplate) -> RunFacts:
     """Raises:
-    NotFound: ``EVAL_NOT_FOUND``, ``FILE_NOT_FOUND``. InvalidRequest: ``EVAL_ITEMS_INVALID``.
+    NotFound: ``EVAL_NOT_FOUND``, ``FILE_NOT_FOUND``.
+    InvalidRequest: ``EVAL_ITEMS_INVALID``.
     """
     spec = EvalSpec.model_validate(view.evals.get(template.eval).spec)
     criteria = frozenset(criterion.name for criterion in spec.testing_criteria)

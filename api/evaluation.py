@@ -72,8 +72,9 @@ def submit_run(
         InvalidRequest: ``DATA_SOURCE_UNSUPPORTED``, ``REQUEST_INVALID``, ``EVAL_ITEMS_INVALID``,
             ``EVAL_TOO_MANY_ITEMS``, ``SANDBOX_UNAVAILABLE``, ``GRADER_UNSUPPORTED``; and the codes of refused model
             requests.
-        NotFound: ``MODEL_NOT_FOUND``, ``FILE_NOT_FOUND``. Conflict: ``IDEMPOTENCY_CONFLICT``. Forbidden:
-            ``QUOTA_EXCEEDED``.
+        NotFound: ``MODEL_NOT_FOUND``, ``FILE_NOT_FOUND``.
+        Conflict: ``IDEMPOTENCY_CONFLICT``.
+        Forbidden: ``QUOTA_EXCEEDED``.
     """
     spec = EvalSpec.model_validate(judged.spec)
     source = _supported_source(spec, run)
@@ -128,8 +129,8 @@ def resolve_model(services: Services, view: TenantView, name: str, param: str) -
     """Return the model that a name currently refers to, and its base.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``, ``MODEL_UNCERTIFIED``. InvalidRequest: ``REQUEST_INVALID``: an alias that is split
-            between adapters.
+        NotFound: ``MODEL_NOT_FOUND``, ``MODEL_UNCERTIFIED``.
+        InvalidRequest: ``REQUEST_INVALID``: an alias that is split between adapters.
     """
     bases = {base.name for base in services.catalog().bases}
     if name in bases:

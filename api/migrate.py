@@ -61,7 +61,8 @@ def main() -> int:
 
 def _check_encoding(database: Database) -> None:
     """Raises:
-    Unavailable: ``DATABASE_UNAVAILABLE``. InvalidRequest: ``SETTINGS_INVALID``: the database cannot store every string.
+    Unavailable: ``DATABASE_UNAVAILABLE``.
+    InvalidRequest: ``SETTINGS_INVALID``: the database cannot store every string.
     """
     if database.is_sqlite:
         return

@@ -137,8 +137,8 @@ class Services:
         """Assign the settings' policy file to the server; without one, the current assignment stays.
 
         Raises:
-            InvalidRequest: ``POLICY_INVALID``; ``SETTINGS_INVALID``: the file cannot be read. Unavailable: the database
-                is unavailable.
+            InvalidRequest: ``POLICY_INVALID``; ``SETTINGS_INVALID``: the file cannot be read.
+            Unavailable: the database is unavailable.
         """
         path = self.settings.gate_policy
         if path is None:

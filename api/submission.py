@@ -95,7 +95,8 @@ def find_parent(view: TenantView, name: str, param: str = FIELD) -> PlannedParen
     """Return the adapter that a job continues from, by its name in the tenant's view; ``param`` is the request's field.
 
     Raises:
-        NotFound: ``ADAPTER_NOT_FOUND``, ``MODEL_NOT_FOUND``. Conflict: ``CONTINUE_NOT_READY``.
+        NotFound: ``ADAPTER_NOT_FOUND``, ``MODEL_NOT_FOUND``.
+        Conflict: ``CONTINUE_NOT_READY``.
     """
     adapter = find_to_continue(view.adapters, view.names, name, param)
     return planned_parent(AdapterManifest.model_validate(adapter.manifest))
@@ -190,10 +191,12 @@ def submit_rows(
     """Submit a job whose rows were sent in the request: they are stored as a file first, as if it had been uploaded.
 
     Args:
-        services: the API's services. view: the view of the tenant whose job it is.
+        services: the API's services.
+        view: the view of the tenant whose job it is.
         rows: rows of the training file.
         flat: the contract, by flat keys (`shared/contract/flat_keys.py`).
-        request: makes the job request from the contract. labels, idempotency_key, terms: as in :func:`submit_finetune`.
+        request: makes the job request from the contract.
+        labels, idempotency_key, terms: as in :func:`submit_finetune`.
 
     Raises:
         MensError: the errors of :func:`submit_finetune`; the file is removed then.
@@ -270,8 +273,9 @@ def submit_merge(
     """Plan a merge, write the job, and enqueue it.
 
     Raises:
-        NotFound: ``ADAPTER_NOT_FOUND`` or ``MODEL_NOT_FOUND``. Conflict: ``BASE_DIGEST_MISMATCH``. InvalidRequest:
-            ``MERGE_REJECTS_BURN_BIN``.
+        NotFound: ``ADAPTER_NOT_FOUND`` or ``MODEL_NOT_FOUND``.
+        Conflict: ``BASE_DIGEST_MISMATCH``.
+        InvalidRequest: ``MERGE_REJECTS_BURN_BIN``.
     """
     refuse_bin(contract.adapter, "adapter")
     adapter = view.adapters.get(contract.adapter)
@@ -314,8 +318,8 @@ def submit_import(
     """Plan an import, write the job, and enqueue it. The files are read by the worker.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND`` or ``FILE_NOT_FOUND``. ContractRejected: the adapter cannot be published, or its
-            alias cannot be moved.
+        NotFound: ``MODEL_NOT_FOUND`` or ``FILE_NOT_FOUND``.
+        ContractRejected: the adapter cannot be published, or its alias cannot be moved.
         InvalidRequest: ``MERGE_REJECTS_BURN_BIN``.
     """
     catalog = services.catalog()
@@ -367,8 +371,8 @@ def submit_judgement(
         idempotency_key: the same key and request give the same job.
 
     Raises:
-        NotFound: ``ADAPTER_NOT_FOUND``; ``FILE_NOT_FOUND``; ``POLICY_NOT_FOUND``: also if no policy governs the alias. Conflict:
-            ``ADAPTER_NOT_SERVABLE``.
+        NotFound: ``ADAPTER_NOT_FOUND``; ``FILE_NOT_FOUND``; ``POLICY_NOT_FOUND``: also if no policy governs the alias.
+        Conflict: ``ADAPTER_NOT_SERVABLE``.
     """
     adapter = next(iter(view.adapters.with_ids([adapter_id])), None) or view.adapters.get(adapter_id)
     if not adapter.published:

@@ -79,7 +79,8 @@ class ConsoleBench:
 
     Attributes:
         browser: the browser that opens all pages.
-        installation: the API. jobs: the jobs and keys that it was seeded with.
+        installation: the API.
+        jobs: the jobs and keys that it was seeded with.
         states: stored browser state of signed-in users, by tenant.
         views: pages by server: ``mens`` and the peers.
         options: options of the command line.

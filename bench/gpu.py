@@ -70,7 +70,8 @@ def accept_stage(options: argparse.Namespace) -> bool:
     """Run a stage of the acceptance; return whether all of it was done and all goals are met.
 
     Raises:
-        PeerMissing: torch cannot use a GPU. BenchFailed: goals would be judged on a CPU, or a part of a smoke run has failed.
+        PeerMissing: torch cannot use a GPU.
+        BenchFailed: goals would be judged on a CPU, or a part of a smoke run has failed.
     """
     check_device(options.device)
     if options.device == "cpu" and not options.smoke:

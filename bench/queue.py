@@ -101,7 +101,8 @@ class Starts:
     """Measures how long the worker takes to start a job.
 
     Args:
-        home: home folder of the installation. broker_url: URL of its Valkey.
+        home: home folder of the installation.
+        broker_url: URL of its Valkey.
     """
 
     def __init__(self, home: Path, broker_url: str) -> None:
@@ -154,7 +155,8 @@ class QueuePoller:
     """Polls a queued job over one connection.
 
     Args:
-        home: home folder of a new installation. queued: number of jobs before the polled one.
+        home: home folder of a new installation.
+        queued: number of jobs before the polled one.
         broker_url: URL of the Valkey that both installations use.
     """
 

@@ -22,8 +22,9 @@ def find_base(settings: ServingSettings) -> tuple[BaseModelEntry, Path]:
     """Find the base model to serve: its catalogue entry and its folder, fetched first if necessary.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``. InvalidRequest: ``CATALOG_INVALID``. Unavailable: ``HUB_UNAVAILABLE``, or the
-            storage does not respond.
+        NotFound: ``MODEL_NOT_FOUND``.
+        InvalidRequest: ``CATALOG_INVALID``.
+        Unavailable: ``HUB_UNAVAILABLE``, or the storage does not respond.
         ArtifactInvalid: ``BASE_DIGEST_MISMATCH``: the digest of the catalogue's base differs from the one in the settings.
     """
     entry = load_catalog(settings.catalog_path).get(settings.serving_base)

@@ -56,7 +56,8 @@ def authorities(bundle: str) -> ssl.SSLContext | None:
         bundle: a file of certificates in PEM form, or its text; empty: none.
 
     Raises:
-        OSError: the file cannot be read, or has no certificate. ValueError: the text has none, or the path a NUL character.
+        OSError: the file cannot be read, or has no certificate.
+        ValueError: the text has none, or the path a NUL character.
     """
     bundle = bundle.strip()
     if not bundle:

@@ -28,7 +28,8 @@ class SeriesChunk(NamedTuple):
     Attributes:
         name: the series.
         number: the chunk's number, from 0.
-        first_step: first step of the chunk that has a value. last_step: the last one.
+        first_step: first step of the chunk that has a value.
+        last_step: last step of the chunk that has a value.
         values: packed.
     """
 
@@ -73,7 +74,8 @@ def bucket_size(first: int, last: int, points: int) -> int:
     Buckets are counted from step 1, so a run that grows, or a range that moves, keeps its points until the size doubles.
 
     Args:
-        first: first step of the range. last: its last one.
+        first: first step of the range.
+        last: last step of the range.
         points: largest number of points.
     """
     if last - first < points:

@@ -29,13 +29,18 @@ class WorkerMachine(BaseModel):
 
     Attributes:
         device: device on which a job with device ``auto`` trains.
-        device_name: name of the GPUs. devices: number of GPUs that share a job.
-        memory_bytes: memory of the smallest of its GPUs. free_bytes: the part of it that other programs have left.
-        host_bytes: main memory that it may use. cores: number of CPU cores that it may use.
+        device_name: name of the GPUs.
+        devices: number of GPUs that share a job.
+        memory_bytes: memory of the smallest of its GPUs.
+        free_bytes: the part of it that other programs have left.
+        host_bytes: main memory that it may use.
+        cores: number of CPU cores that it may use.
         sandbox: a sentence on the sandbox for graders' code, or on why it has no sandbox.
         fault: reason for which the worker takes no job now, e.g. a full disk, with the worker's name: a sentence.
         fault_code: error code of the fault.
-        release: version of the worker. disk_bytes: of the disk of its run folders; disk_free_bytes: what is free there.
+        release: version of the worker.
+        disk_bytes: of the disk of its run folders.
+        disk_free_bytes: what is free there.
         gpu_fault: reason for which a GPU that the driver shows is not used, and what to do about it: sentences.
     """
 

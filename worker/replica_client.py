@@ -143,7 +143,8 @@ class BlockingReplicaClient:
         """Return the models that the replica serves and its capabilities.
 
         Raises:
-            JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
+            JobFailed: ``SERVING_REFUSED``.
+            Unavailable: no response.
         """
         return self._read(ReplicaCapabilities, self._send("GET", "/mens/limits"))
 
@@ -151,8 +152,8 @@ class BlockingReplicaClient:
         """Make the replica fetch and verify an adapter.
 
         Raises:
-            ArtifactInvalid: refused, with the replica's own code. JobFailed: ``SERVING_REFUSED``: the replica gave no
-                reason.
+            ArtifactInvalid: refused, with the replica's own code.
+            JobFailed: ``SERVING_REFUSED``: the replica gave no reason.
             Unavailable: no response.
         """
         response = self._send("GET", _adapter_path(adapter_id))
@@ -179,7 +180,8 @@ class BlockingReplicaClient:
         """Return the log-probability (nats) of a probe's tokens at its positions, each given all tokens before it.
 
         Raises:
-            JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
+            JobFailed: ``SERVING_REFUSED``.
+            Unavailable: no response.
         """
         row = EvaluationRow(token_ids=tuple(probe["token_ids"]), positions=tuple(probe["positions"]))
         return [entry.logprob for entry in self._entries(model, [row])[0]]
@@ -188,7 +190,8 @@ class BlockingReplicaClient:
         """Return loss (nats) and hits of the arg-max over each row's supervised tokens, in one request.
 
         Raises:
-            JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
+            JobFailed: ``SERVING_REFUSED``.
+            Unavailable: no response.
         """
         return [
             RowScore(
@@ -204,7 +207,8 @@ class BlockingReplicaClient:
         """Return greedy answers to prompts of token ids, as the replica ends them.
 
         Raises:
-            JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
+            JobFailed: ``SERVING_REFUSED``.
+            Unavailable: no response.
         """
         body = {"prompt": _as_prompt(prompts), "max_tokens": max_tokens}
         choices = sorted(
@@ -258,7 +262,8 @@ class BlockingReplicaClient:
             arguments: template arguments.
 
         Raises:
-            JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
+            JobFailed: ``SERVING_REFUSED``.
+            Unavailable: no response.
         """
         body: dict[str, Any] = {"model": model, "messages": messages, "add_generation_prompt": prompt}
         body |= {"tools": tools} if tools else {}
@@ -274,7 +279,8 @@ class BlockingReplicaClient:
             ids: token ids of the prompt.
 
         Raises:
-            JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
+            JobFailed: ``SERVING_REFUSED``.
+            Unavailable: no response.
         """
         body = {"model": model, "prompt": ids, "max_tokens": 2, "temperature": 0, "allowed_token_ids": [token]}
         response = self._send("POST", "/v1/completions", json=body)
@@ -300,7 +306,8 @@ class BlockingReplicaClient:
             arguments: the adapter's template arguments, which are the defaults.
 
         Raises:
-            JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
+            JobFailed: ``SERVING_REFUSED``.
+            Unavailable: no response.
         """
         request = {"model": model, "messages": messages, "max_tokens": 1, "return_token_ids": True}
         body = with_template_arguments(CHAT, request, arguments)
@@ -320,10 +327,12 @@ class BlockingReplicaClient:
 
 
         Args:
-            text: the answer. arguments: the adapter's template arguments.
+            text: the answer.
+            arguments: the adapter's template arguments.
 
         Raises:
-            JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
+            JobFailed: ``SERVING_REFUSED``.
+            Unavailable: no response.
         """
         request = {
             "model": model,

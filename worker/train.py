@@ -98,8 +98,8 @@ def train(
         method: defines rows, batches and loss; the contract's by default.
 
     Raises:
-        MensError: the run failed, with the code of the failure. StopRequested: a stop was requested and everything
-            necessary is written.
+        MensError: the run failed, with the code of the failure.
+        StopRequested: a stop was requested and everything necessary is written.
     """
     chosen = method or method_of(run.plan.contract)
     context = set_up(run, run_dir, cache or run_dir / PREPARED_FOLDER, chosen)

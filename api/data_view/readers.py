@@ -54,7 +54,8 @@ class _Child:
         """Start a process, and wait until it has loaded the tokenizer.
 
         Raises:
-            MensError: the base's tokenizer or template cannot be used. InvalidRequest: ``DATA_VIEW_FAILED``.
+            MensError: the base's tokenizer or template cannot be used.
+            InvalidRequest: ``DATA_VIEW_FAILED``.
             Unavailable: ``PROGRAM_FAILED``.
         """
         config = json.dumps({"path": str(source.path), "base": str(source.base) if source.base else None})
@@ -83,8 +84,8 @@ class _Child:
         """Return the answer to a request. After an error that the process itself did not answer, the process has ended.
 
         Raises:
-            MensError: the error that the process answers. InvalidRequest: ``DATA_VIEW_FAILED``: a row needs more than
-                it may.
+            MensError: the error that the process answers.
+            InvalidRequest: ``DATA_VIEW_FAILED``: a row needs more than it may.
         """
         self.process.send(json.dumps(request).encode() + b"\n")
         return self.read(seconds)

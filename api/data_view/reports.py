@@ -54,7 +54,8 @@ class FileReports:
         """Return a report; None while it is being made, which begins with the first call.
 
         Raises:
-            TooMany: ``CONCURRENCY_LIMITED``. MensError: the report could not be made; the next call tries again.
+            TooMany: ``CONCURRENCY_LIMITED``.
+            MensError: the report could not be made; the next call tries again.
         """
         with self._lock:
             if kept := self._find_kept(key):

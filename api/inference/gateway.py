@@ -105,8 +105,8 @@ class Gateway:
             convert: gives a response the shape that the request's body asks for.
 
         Raises:
-            InvalidRequest: ``REQUEST_INVALID``. TooLarge: ``BODY_TOO_LARGE``. And the errors of ``validate`` and
-                :meth:`open`.
+            InvalidRequest: ``REQUEST_INVALID``.
+            TooLarge: ``BODY_TOO_LARGE``. And the errors of ``validate`` and :meth:`open`.
         """
         try:
             body = await read_body(request, self.max_body_bytes)
@@ -142,9 +142,10 @@ class Gateway:
 
         Raises:
             TooMany: ``RATE_LIMITED``, ``CONCURRENCY_LIMITED``.
-            InvalidRequest: ``REQUEST_INVALID``, ``GRAMMAR_TOO_LARGE``, ``GRAMMAR_TOO_DEEP``. NotFound:
-                ``MODEL_NOT_FOUND``. Unavailable: ``SERVING_UNAVAILABLE``, ``BASE_NOT_SERVED``. And the errors that
-                :func:`error_from_replica` returns.
+            InvalidRequest: ``REQUEST_INVALID``, ``GRAMMAR_TOO_LARGE``, ``GRAMMAR_TOO_DEEP``.
+            NotFound: ``MODEL_NOT_FOUND``.
+            Unavailable: ``SERVING_UNAVAILABLE``, ``BASE_NOT_SERVED``. And the errors that :func:`error_from_replica`
+                returns.
         """
         authenticated: Authenticated = request.scope[AUTHENTICATED]
         admission = await self.admit(request, key)
@@ -262,8 +263,9 @@ async def read_body(request: Request, limit: int) -> dict[str, Any]:
     """Read the request's JSON object.
 
     Raises:
-        TooLarge: ``BODY_TOO_LARGE``. InvalidRequest: ``REQUEST_INVALID``: the body is not a JSON object.
-            ClientDisconnect.
+        TooLarge: ``BODY_TOO_LARGE``.
+        InvalidRequest: ``REQUEST_INVALID``: the body is not a JSON object.
+            ClientDisconnect: the client has gone.
     """
     raw = bytearray()
     more = True
@@ -318,7 +320,8 @@ async def choose_model(
         headers: the request's headers, which may name a session.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``, ``MODEL_UNCERTIFIED``. InvalidRequest: ``REQUEST_INVALID``: no name.
+        NotFound: ``MODEL_NOT_FOUND``, ``MODEL_UNCERTIFIED``.
+        InvalidRequest: ``REQUEST_INVALID``: no name.
     """
     model = body.get("model")
     if not isinstance(model, str) or not model:

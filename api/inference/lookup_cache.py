@@ -225,7 +225,8 @@ class LookupCache:
         """Refuse a merged model that no replica was measured with, or that failed on one. Others are always offered.
 
         Raises:
-            NotFound: ``MODEL_UNCERTIFIED``. Unavailable: ``DATABASE_UNAVAILABLE``.
+            NotFound: ``MODEL_UNCERTIFIED``.
+            Unavailable: ``DATABASE_UNAVAILABLE``.
         """
         if (digest := self.served.merged_digest(base)) is None:
             return

@@ -74,7 +74,8 @@ class IdentityProvider:
         """Find the provider's addresses before a sign-in is stored that could not begin.
 
         Raises:
-            Unavailable: ``SIGN_IN_PROVIDER_UNAVAILABLE``. Unauthenticated: ``SIGN_IN_PROVIDER_INVALID``.
+            Unavailable: ``SIGN_IN_PROVIDER_UNAVAILABLE``.
+            Unauthenticated: ``SIGN_IN_PROVIDER_INVALID``.
         """
         self._metadata()
 
@@ -105,9 +106,9 @@ class IdentityProvider:
             issuer: issuer of the provider's answer (RFC 9207); None: it has none.
 
         Raises:
-            Unavailable: ``SIGN_IN_PROVIDER_UNAVAILABLE``. Unauthenticated: ``SIGN_IN_PROVIDER_INVALID``: the code is
-                refused, or the statement is expired or is not from this provider, for this installation and for this
-                sign-in.
+            Unavailable: ``SIGN_IN_PROVIDER_UNAVAILABLE``.
+            Unauthenticated: ``SIGN_IN_PROVIDER_INVALID``: the code is refused, or the statement is expired or is not
+                from this provider, for this installation and for this sign-in.
         """
         is_required = self._metadata().get("authorization_response_iss_parameter_supported") is True
         if issuer != self._issuer and (issuer is not None or is_required):

@@ -88,7 +88,8 @@ async def receive_file(
         fields: form fields to keep; others are ignored.
 
     Raises:
-        MensError: ``too_large``. InvalidRequest: ``REQUEST_INVALID``: not a multipart body, or no file in it.
+        MensError: ``too_large``.
+        InvalidRequest: ``REQUEST_INVALID``: not a multipart body, or no file in it.
         DatasetInvalid: ``DATASET_EMPTY``.
     """
     target = _BlobTarget(writer, limit, too_large)

@@ -43,8 +43,10 @@ class ViewedPages:
     """The pages of one server for the same runs.
 
     Attributes:
-        runs: address of the list of runs. run: address of the long run's curves.
-        row: selector of a row in the list. curve: selector of a drawn curve.
+        runs: address of the list of runs.
+        run: address of the long run's curves.
+        row: selector of a row in the list.
+        curve: selector of a drawn curve.
     """
 
     runs: str

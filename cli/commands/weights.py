@@ -54,8 +54,9 @@ def choose_weights(
         report: receives why a twin is served, its name, and the cost of creating it.
 
     Raises:
-        InvalidRequest: ``SETTINGS_INVALID``: a twin would be rounded. Unavailable: ``STORAGE_FULL``: the disk has too
-            little space for a requested twin; and the errors of :func:`cli.commands.bases.derived.dequantize`.
+        InvalidRequest: ``SETTINGS_INVALID``: a twin would be rounded.
+        Unavailable: ``STORAGE_FULL``: the disk has too little space for a requested twin; and the errors of
+            :func:`cli.commands.bases.derived.dequantize`.
     """
     catalog, machine = load_catalog(settings.catalog_path), this_machine(settings, bases)
     rounded = [] if QUANTIZATION in os.environ else _rounded(settings, bases)
@@ -167,7 +168,8 @@ def make_twin(
     """Make the twin of a base, if the disk has room for it.
 
     Raises:
-        Unavailable: ``STORAGE_FULL``. MensError: as :func:`cli.commands.bases.derived.dequantize`.
+        Unavailable: ``STORAGE_FULL``.
+        MensError: as :func:`cli.commands.bases.derived.dequantize`.
     """
     size = sum(path.stat().st_size for path in model_files(locate_base(base, settings)))
     free = shutil.disk_usage(settings.home).free

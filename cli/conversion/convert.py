@@ -149,7 +149,8 @@ def _consistent(
     ranking of three answers was written as two pairs.
 
     Args:
-        number: number of the first of the lines in the output. earlier: line and rating by answer.
+        number: number of the first of the lines in the output.
+        earlier: line and rating by answer.
     """
     try:
         records = [record for line in lines if isinstance(record := parse_rated(line).record, RatedRecord)]

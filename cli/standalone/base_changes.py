@@ -61,7 +61,8 @@ def refuse_needed(settings: Settings, entry: BaseModelEntry) -> None:
     """Refuse to remove a base that is still needed: by its twins, or by the database of this machine, if any.
 
     Raises:
-        Conflict: ``MODEL_IN_USE``. Unavailable: ``DATABASE_UNAVAILABLE``: the use cannot be determined.
+        Conflict: ``MODEL_IN_USE``.
+        Unavailable: ``DATABASE_UNAVAILABLE``: the use cannot be determined.
     """
     twins = [
         base.name

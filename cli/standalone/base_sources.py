@@ -44,7 +44,8 @@ def read_source(source: str, revision: str | None = None) -> LocalSource | HubSo
     """Return a folder, or a hub repository at the current commit of its branch or tag.
 
     Raises:
-        InvalidRequest: ``REQUEST_INVALID``: the source is neither. MensError: as :func:`pinned`.
+        InvalidRequest: ``REQUEST_INVALID``: the source is neither.
+        MensError: as :func:`pinned`.
     """
     if Path(source).is_dir():
         return LocalSource(path=source)

@@ -52,7 +52,8 @@ def gpu_settings(settings: Settings, bases: Sequence[str], gpus: Sequence[TorchG
     not use; a single one is divided, and each keeps to its part. Bases that do not fit it in 16 bit are rounded.
 
     Args:
-        settings: settings of the installation. bases: bases that the replicas serve, in their order.
+        settings: settings of the installation.
+        bases: bases that the replicas serve, in their order.
         gpus: usable GPUs, in CUDA's order.
     """
     if not gpus:

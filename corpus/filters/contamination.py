@@ -158,7 +158,8 @@ class EvalIndex:
     """Index of the items of evals, as arrays that processes can share on disk.
 
     Args:
-        names: names of the evals. places: ``(eval, number, side)`` of each item.
+        names: names of the evals.
+        places: ``(eval, number, side)`` of each item.
     """
 
     def __init__(self, names: list[str], places: NDArray[np.uint32], arrays: dict[str, NDArray[Any]]) -> None:

@@ -86,7 +86,8 @@ def read_files(files: LocalFiles) -> ReadFiles:
 
     Raises:
         InvalidRequest: ``NAME_INVALID`` for a name that is not a tuned model's; as :func:`read_answers_file` and
-            :func:`read_graders_file`. ArtifactInvalid: no comparable answer is left.
+            :func:`read_graders_file`.
+        ArtifactInvalid: no comparable answer is left.
     """
     if not is_tuned(files.model):
         message = f"{files.model!r} is not a tuned model's name at OpenAI."

@@ -160,7 +160,8 @@ def read_plans(folder: Path, models: Sequence[str] = ()) -> list[SuccessorPlan]:
     """Read the plans of an archive, of all models or of some.
 
     Raises:
-        ArtifactInvalid: a plan cannot be read, or its rows have changed since; NotFound: no plan exists.
+        ArtifactInvalid: a plan cannot be read, or its rows have changed since.
+        NotFound: no plan exists.
     """
     plans = [_read(path) for path in sorted((folder / PLANS).glob("*/*/*.json"))]
     plans = [plan for plan in plans if not models or plan.model in models]

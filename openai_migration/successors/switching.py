@@ -67,7 +67,8 @@ def prepare(folder: Path, model: str, alias: str, *, adapter: str = "", override
         override_reason: reason for switching without a passed gate.
 
     Raises:
-        Conflict: ``GATE_NOT_PASSED``. ArtifactInvalid: the adapter is ambiguous, or the receipt is outdated.
+        Conflict: ``GATE_NOT_PASSED``.
+        ArtifactInvalid: the adapter is ambiguous, or the receipt is outdated.
     """
     receipt = read_receipt(folder, model)
     refusal = _refusal(folder, model, receipt, adapter)
@@ -93,7 +94,8 @@ def switch(folder: Path, installation: Installation, move: AliasSwitch, *, take_
         take_alias: whether an existing alias that does not belong to this model may be moved.
 
     Raises:
-        MensError: the installation refuses. Conflict: ``ALIAS_TAKEN``: the alias belongs to another model.
+        MensError: the installation refuses.
+        Conflict: ``ALIAS_TAKEN``: the alias belongs to another model.
     """
     name_path, alias_path = f"/v1/names/{quote(move.model, safe='')}", f"/v1/aliases/{move.alias}"
     alias, name = installation.find(alias_path), installation.find(name_path)

@@ -47,7 +47,8 @@ def submit(folder: Path, installation: Installation, plan: SuccessorPlan, *, ret
         retry: create another job if the earlier one failed or was cancelled.
 
     Raises:
-        MensError: the job is refused. ArtifactInvalid: the rows have changed since the plan was made.
+        MensError: the job is refused.
+        ArtifactInvalid: the rows have changed since the plan was made.
     """
     key, earlier = plan.digest, read_training(folder, plan)
     if earlier and (earlier.plan, earlier.installation) == (plan.digest, installation.connection.url):

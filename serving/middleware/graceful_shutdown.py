@@ -57,8 +57,8 @@ class GracefulShutdown:
             work: processes the request; its argument is the ``send`` to use.
 
         Raises:
-            Unavailable: ``SERVING_UNAVAILABLE``: the server stops, and nothing was sent. CancelledError: the server
-                stops after a part of the response was sent.
+            Unavailable: ``SERVING_UNAVAILABLE``: the server stops, and nothing was sent.
+            CancelledError: the server stops after a part of the response was sent.
         """
         if server is None:
             return await work(send)

@@ -226,7 +226,8 @@ def judge(status: int, body: bytes, reference: float | None) -> Verdict:
     """Return the verdict on one answer.
 
     Args:
-        status: the response's status. body: a completion in OpenAI's shape.
+        status: the response's status.
+        body: a completion in OpenAI's shape.
         reference: the log-probability of the first token in the first answer after the start; None for that answer
             itself.
     """

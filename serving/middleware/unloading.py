@@ -78,8 +78,8 @@ class Unloader:
             whether the adapter is unloaded, and the number of its requests still in flight.
 
         Raises:
-            InvalidRequest: ``NAME_INVALID``. Conflict: ``ADAPTER_STILL_STORED``: nothing was done, or it was published
-                again meanwhile.
+            InvalidRequest: ``NAME_INVALID``.
+            Conflict: ``ADAPTER_STILL_STORED``: nothing was done, or it was published again meanwhile.
         """
         await self._refuse_stored(adapter_id)
         closed_for = self._in_flight.close(adapter_id)

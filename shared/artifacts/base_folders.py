@@ -63,7 +63,8 @@ def locate_fetched_base(entry: BaseModelEntry, settings: Settings) -> Path:
     a control plane must not fetch weights during a request.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``BASE_NOT_FETCHED``.
+        NotFound: ``MODEL_NOT_FOUND``.
+        Unavailable: ``BASE_NOT_FETCHED``.
     """
     from shared.base_models.hub import locate_fetched, not_fetched  # the hub's client is slow to import
 
@@ -79,7 +80,8 @@ def stored_manifest(storage: Storage, digest: str) -> ModelManifest:
     """Read the manifest of a stored merged model.
 
     Raises:
-        NotFound: the model is not stored. ArtifactInvalid: ``BASE_DIGEST_MISMATCH``.
+        NotFound: the model is not stored.
+        ArtifactInvalid: ``BASE_DIGEST_MISMATCH``.
     """
     raw = storage.manifest_bytes("models", digest, MODEL_MANIFEST_NAME)
     if hashlib.sha256(raw).hexdigest() != digest:

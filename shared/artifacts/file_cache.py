@@ -48,7 +48,8 @@ class FileCache:
             verify: whether to also read an existing copy, and fetch it again if it was changed.
 
         Raises:
-            ArtifactInvalid: ``STORAGE_OBJECT_MISSING``: other bytes were fetched. Unavailable: ``STORAGE_FULL``.
+            ArtifactInvalid: ``STORAGE_OBJECT_MISSING``: other bytes were fetched.
+            Unavailable: ``STORAGE_FULL``.
         """
         path = self.folder / sha256
         lock = self._hold(path)

@@ -118,8 +118,8 @@ class Storage(Protocol):
             verify: also read the bytes and compare them with the name.
 
         Raises:
-            NotFound: ``STORAGE_OBJECT_MISSING``. ArtifactInvalid: ``STORAGE_OBJECT_MISSING``: the bytes are not those
-                that were stored (``verify`` only).
+            NotFound: ``STORAGE_OBJECT_MISSING``.
+            ArtifactInvalid: ``STORAGE_OBJECT_MISSING``: the bytes are not those that were stored (``verify`` only).
         """
         ...
 
@@ -138,7 +138,8 @@ class Storage(Protocol):
             manifest: name of the manifest file.
 
         Raises:
-            NotFound: ``STORAGE_OBJECT_MISSING``: not a digest. Unavailable: ``STORAGE_FULL``.
+            NotFound: ``STORAGE_OBJECT_MISSING``: not a digest.
+            Unavailable: ``STORAGE_FULL``.
         """
         ...
 
@@ -146,8 +147,9 @@ class Storage(Protocol):
         """Copy an artifact's named files into an existing folder of the caller's own.
 
         Raises:
-            NotFound: ``STORAGE_OBJECT_MISSING``. ArtifactInvalid: ``ADAPTER_MANIFEST_INVALID``: a name that is not a
-                plain file of the artifact. Unavailable: ``STORAGE_FULL``: the target's disk is full.
+            NotFound: ``STORAGE_OBJECT_MISSING``.
+            ArtifactInvalid: ``ADAPTER_MANIFEST_INVALID``: a name that is not a plain file of the artifact.
+            Unavailable: ``STORAGE_FULL``: the target's disk is full.
         """
         ...
 
@@ -155,7 +157,8 @@ class Storage(Protocol):
         """Open one of an artifact's files as a stream, which the caller closes.
 
         Raises:
-            NotFound: ``STORAGE_OBJECT_MISSING``. ArtifactInvalid: ``ADAPTER_MANIFEST_INVALID``, as above.
+            NotFound: ``STORAGE_OBJECT_MISSING``.
+            ArtifactInvalid: ``ADAPTER_MANIFEST_INVALID``, as above.
         """
         ...
 

@@ -34,7 +34,8 @@ def fetch(source: LocalSource | HubSource, catalog_path: Path) -> Path:
     """Return the folder of a source; see :func:`locate`.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``: the folder or the repository does not exist. Forbidden: ``HUB_ACCESS_DENIED``.
+        NotFound: ``MODEL_NOT_FOUND``: the folder or the repository does not exist.
+        Forbidden: ``HUB_ACCESS_DENIED``.
         Unavailable: ``HUB_UNAVAILABLE``: no response from the hub and nothing in its cache.
     """
     if isinstance(source, LocalSource):
@@ -55,8 +56,10 @@ def resolve_commit(repo: str, revision: str = "main") -> str:
     """Return the commit (40 hex digits) that a branch, a tag or a commit of a hub repository refers to now.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``. Forbidden: ``HUB_ACCESS_DENIED``: gated, and this token may not read it.
-        Unavailable: ``HUB_UNAVAILABLE``. InvalidRequest: ``REQUEST_INVALID``: no name of a repository.
+        NotFound: ``MODEL_NOT_FOUND``.
+        Forbidden: ``HUB_ACCESS_DENIED``: gated, and this token may not read it.
+        Unavailable: ``HUB_UNAVAILABLE``.
+        InvalidRequest: ``REQUEST_INVALID``: no name of a repository.
     """
     try:
         commit = HfApi(library_name="mens").model_info(repo, revision=revision, timeout=RESOLVE_SECONDS).sha

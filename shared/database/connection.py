@@ -160,7 +160,8 @@ def database_errors() -> Iterator[None]:
     """Turn an outage, and damage of a SQLite file, into a coded error; other errors pass unchanged.
 
     Raises:
-        Unavailable: ``DATABASE_UNAVAILABLE``. Conflict: ``DATABASE_INVALID``.
+        Unavailable: ``DATABASE_UNAVAILABLE``.
+        Conflict: ``DATABASE_INVALID``.
     """
     try:
         yield

@@ -68,8 +68,9 @@ class Deletions:
         """Mark an adapter of the tenant as being deleted; from then on it can be neither used nor aliased. Idempotent.
 
         Raises:
-            NotFound: ``MODEL_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``: it is shared. Conflict: ``MODEL_IN_USE`` by
-                aliases or jobs, which ``details`` names.
+            NotFound: ``MODEL_NOT_FOUND``.
+            Forbidden: ``TENANT_FORBIDDEN``: it is shared.
+            Conflict: ``MODEL_IN_USE`` by aliases or jobs, which ``details`` names.
         """
         with self._db.write() as session:
             seen = visible_to(self._tenant)

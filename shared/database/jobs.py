@@ -85,7 +85,8 @@ class Jobs:
             Conflict: ``IDEMPOTENCY_CONFLICT``: the key was used with another request.
             NotFound: ``ADAPTER_NOT_FOUND``: the adapter that the job reads has been deleted. ``EVAL_NOT_FOUND``: the
                 eval has been deleted. ``MODEL_NOT_FOUND``: a model that an evaluation uses has been deleted.
-            TooMany: ``QUEUED_JOBS_LIMITED``. Forbidden: ``GPU_MINUTES_EXHAUSTED``.
+            TooMany: ``QUEUED_JOBS_LIMITED``.
+            Forbidden: ``GPU_MINUTES_EXHAUSTED``.
         """
         if replayed := self._replayed(submission):
             return replayed, False
@@ -216,8 +217,9 @@ class Jobs:
         """Cancel a job immediately if it is not running; otherwise request that its worker stops.
 
         Raises:
-            NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``: it has
-                finished, or is already being cancelled.
+            NotFound: ``JOB_NOT_FOUND``.
+            Forbidden: ``TENANT_FORBIDDEN``.
+            Conflict: ``JOB_STATE_CONFLICT``: it has finished, or is already being cancelled.
         """
         return self._request(job_id, Verb.CANCEL, "cancel")
 
@@ -225,7 +227,9 @@ class Jobs:
         """Pause a queued job immediately; for a running job, request that its worker writes a checkpoint and stops.
 
         Raises:
-            NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``.
+            NotFound: ``JOB_NOT_FOUND``.
+            Forbidden: ``TENANT_FORBIDDEN``.
+            Conflict: ``JOB_STATE_CONFLICT``.
         """
         return self._request(job_id, Verb.PAUSE, "pause")
 
@@ -233,8 +237,10 @@ class Jobs:
         """Queue a paused job again; it continues from its last checkpoint.
 
         Raises:
-            NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``, ``GPU_MINUTES_EXHAUSTED``.
-            Conflict: ``JOB_STATE_CONFLICT``. TooMany: ``QUEUED_JOBS_LIMITED``.
+            NotFound: ``JOB_NOT_FOUND``.
+            Forbidden: ``TENANT_FORBIDDEN``, ``GPU_MINUTES_EXHAUSTED``.
+            Conflict: ``JOB_STATE_CONFLICT``.
+            TooMany: ``QUEUED_JOBS_LIMITED``.
         """
         with self._db.write() as session:
             row = self._own_row(session, job_id)
@@ -249,8 +255,9 @@ class Jobs:
         """Change the priority of a job that has not finished; it takes effect the next time that the job waits.
 
         Raises:
-            NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``: it has
-                finished.
+            NotFound: ``JOB_NOT_FOUND``.
+            Forbidden: ``TENANT_FORBIDDEN``.
+            Conflict: ``JOB_STATE_CONFLICT``: it has finished.
         """
         with self._db.write() as session:
             row = self._own_row(session, job_id)

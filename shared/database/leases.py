@@ -51,7 +51,8 @@ class Lease:
     """The right to write one job, until it expires.
 
     Attributes:
-        gpus: number of GPUs that the attempt occupies. spent: time used by earlier attempts.
+        gpus: number of GPUs that the attempt occupies.
+        spent: time used by earlier attempts.
     """
 
     job: Job
@@ -185,7 +186,8 @@ class Leases:
         """Open the eval run that is part of the job's work; returns the run of an earlier attempt, if any.
 
         Raises:
-            LeaseLost: another attempt owns the job. NotFound: ``EVAL_NOT_FOUND``.
+            LeaseLost: another attempt owns the job.
+            NotFound: ``EVAL_NOT_FOUND``.
         """
         with self._db.write() as session:
             return open_run(session, self._held(session, lease), eval_id, name, plan, self._db.now(session))

@@ -100,7 +100,8 @@ class Findings:
         """Return a note on held-out rows that are trained on too, if any.
 
         Args:
-            held_out: rows of the training file that are held out. seed: decides which.
+            held_out: rows of the training file that are held out.
+            seed: decides which.
         """
         training = self.data.training
         kind = "pairs" if training.preferences else "rated answers" if training.rated else ""
@@ -154,8 +155,8 @@ def read_files(
 
     Raises:
         ArtifactInvalid: ``STORAGE_OBJECT_MISSING``: a file is not what was uploaded.
-        DatasetInvalid: ``DATASET_LINE_INVALID``, ``DATASET_EMPTY``. ContractRejected: ``NOTHING_SUPERVISED``: every row
-            that is trained on weighs 0.
+        DatasetInvalid: ``DATASET_LINE_INVALID``, ``DATASET_EMPTY``.
+        ContractRejected: ``NOTHING_SUPERVISED``: every row that is trained on weighs 0.
     """
     filters, train, validation = RowFilter.of(contract.data), files.train, files.validation
     passes = _Passes(contract, seq_len, tokenizer, machine)

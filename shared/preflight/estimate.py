@@ -258,8 +258,9 @@ def cpu_cache(
     """Return the bytes of the dequantised weights that training on a CPU keeps; 0 if they are large or do not fit.
 
     Args:
-        needed: bytes needed without them. free_bytes: free memory of the machine. limit_bytes: bytes that the job may
-            take; None: not known.
+        needed: bytes needed without them.
+        free_bytes: free memory of the machine.
+        limit_bytes: bytes that the job may take; None: not known.
     """
     cache = cache_bytes(contract, config, element_bytes=4)
     little = free_bytes is None or cache <= CPU_CACHE_FRACTION * free_bytes

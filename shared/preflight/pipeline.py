@@ -61,8 +61,10 @@ def preflight(
 
     Args:
         request: the contract and its presets.
-        base: the catalogue's entry of the base model. base_folder: its files.
-        train: the training file. validation: the validation file, if any.
+        base: the catalogue's entry of the base model.
+        base_folder: its files.
+        train: the training file.
+        validation: the validation file, if any.
         machine: known facts about trainer and server.
         replay: the replay file, if any.
 

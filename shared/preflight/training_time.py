@@ -138,7 +138,8 @@ def training_time(
     """Estimate the seconds of training, with their basis.
 
     Args:
-        steps: optimizer steps of the job. tokens: trained tokens of all epochs, when known.
+        steps: optimizer steps of the job.
+        tokens: trained tokens of all epochs, when known.
         supervised: fraction of the tokens that carry loss.
         recompute: what is computed again in the backward pass.
         on_gpu: which of the machine's devices trains.

@@ -115,14 +115,17 @@ class Machine:
 
     Attributes:
         device: ``cpu``, ``cuda`` or ``auto``.
-        vram_bytes: memory of the GPU. free_bytes: the part of it that other programs have left now.
+        vram_bytes: memory of the GPU.
+        free_bytes: the part of it that other programs have left now.
         devices: GPUs that share a job; a base that fits none of them is held in parts.
         host_bytes: main memory for training on the CPU.
-        cores: number of cores of the CPU that trains. device_name: name of the GPUs.
+        cores: number of cores of the CPU that trains.
+        device_name: name of the GPUs.
         gpu_fault: why a GPU that the driver shows cannot be used; None if it can, and without a GPU.
         origin: source of these facts, in words, for a plan.
         limits: limits of the serving tier.
-        tokens_per_second: measured training rate for this base. measured_by: the job that was measured.
+        tokens_per_second: measured training rate for this base.
+        measured_by: the job that was measured.
         other_seconds: seconds that this job took in addition to its training.
         quant_base: the operator's precision if callers leave it open; ``auto``: the rule decides.
         thorough: whether to tokenise every row. A control plane that handles a request tokenises a sample of a large
@@ -244,7 +247,8 @@ class ModelReport(PreflightValue):
 
     Attributes:
         namespace: prefix of the layers' names in the weights.
-        middle: one key per layer. inventory: every tensor of the language model, right shape and dtype.
+        middle: one key per layer.
+        inventory: every tensor of the language model, right shape and dtype.
         parameters: number of parameters of the language model as the config describes it; a tied head counts once.
         bytes_by_dtype: bytes of everything in the shards, by safetensors' dtype.
     """

@@ -41,8 +41,8 @@ def supervise_preferences(
     """Report what a base would be trained on in a file of preferences, as `supervision.py:supervise_file` does.
 
     Raises:
-        DatasetInvalid: ``DATASET_LINE_INVALID``: a line is not a row of the method. ContractRejected, InvalidRequest:
-            the errors of that function.
+        DatasetInvalid: ``DATASET_LINE_INVALID``: a line is not a row of the method.
+        ContractRejected, InvalidRequest: the errors of that function.
     """
     tokenizer = Tokenizer.load(base_folder, options)
     with path.open("rb") as file:

@@ -53,7 +53,8 @@ class PretendedMachine:
     """Pretended machine: its GPUs, driver and torch.
 
     Attributes:
-        cards: of the machine. files: whether they have device files, as everywhere but under WSL2.
+        cards: of the machine.
+        files: whether they have device files, as everywhere but under WSL2.
         torch: version of torch; with ``+cpu`` it finds nothing.
     """
 

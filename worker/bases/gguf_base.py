@@ -51,7 +51,8 @@ def write_base(file: Path, out: Path) -> None:
 
     Raises:
         ArtifactInvalid: ``GGUF_INVALID``, ``GGUF_UNSUPPORTED``, ``MODEL_FAMILY_UNSUPPORTED``, or the code of a check of
-            :func:`preflight_model`. JobFailed: ``OUT_OF_MEMORY``.
+            :func:`preflight_model`.
+        JobFailed: ``OUT_OF_MEMORY``.
     """
     if out.exists():
         raise FileExistsError(f"{out} already exists; a base model is never overwritten")

@@ -47,7 +47,8 @@ def compare(check: TemplateCheck, run_dir: Path) -> None:
     """Compare the tokens that both templates give for plain chats, within the limits.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``. InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
+        ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``.
+        InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
     """
     tokenizer = Tokenizer.load(Path(check.base), ChatOptions(check.arguments))
     with Path(check.template).open("rb") as file:
@@ -88,7 +89,8 @@ def refuse_difference(tokenizer: Tokenizer, source: str) -> None:
     base's accepts.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``, with the first difference. InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
+        ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``, with the first difference.
+        InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
     """
     template = ChatTemplate(source, tokenizer.template.special_tokens, tokenizer.options.arguments)
     plain = [chat for chat in CHATS if chat.prompt and not chat.tools]

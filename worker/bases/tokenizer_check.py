@@ -42,7 +42,8 @@ def compare(folder: Path) -> None:
     """Compare the token ids of a few strings with those of transformers.
 
     Raises:
-        ArtifactInvalid: ``TOKENIZER_MISMATCH``. InvalidRequest: as :meth:`Tokenizer.load`.
+        ArtifactInvalid: ``TOKENIZER_MISMATCH``.
+        InvalidRequest: as :meth:`Tokenizer.load`.
     """
     set_verbosity_error()
     tokenizer = Tokenizer.load(folder)

@@ -106,7 +106,8 @@ class StoredCheckpoints:
         """Store the checkpoints that the storage lacks, newest first; drop those that the trainer has removed.
 
         Raises:
-            LeaseLost: another attempt owns the job. MensError: the storage or the database did not respond; nothing is lost.
+            LeaseLost: another attempt owns the job.
+            MensError: the storage or the database did not respond; nothing is lost.
         """
         present: dict[str, str] = {}
         for folder in reversed(list_checkpoints(self._run_dir)):

@@ -65,7 +65,8 @@ def judge_item(
         plan: the run's plan.
         post: sends requests to models.
         tools: resources that criteria need.
-        item_index: index of the item, from 0. sample_index: index of the answer to it.
+        item_index: index of the item, from 0.
+        sample_index: index of the answer to it.
         source: the item.
 
     Raises:

@@ -23,8 +23,9 @@ def ask_general_questions(job: EvaluatingJob, adapter_id: str, compared_with: st
         compared_with: id of its parent, or name of its base.
 
     Raises:
-        JobFailed: ``EVAL_UNAVAILABLE``: no API is set. Unavailable: the API, a replica or a limit holds it up. NotFound:
-            ``MODEL_NOT_FOUND``: a model is gone. LeaseLost; and the exceptions of a stop.
+        JobFailed: ``EVAL_UNAVAILABLE``: no API is set.
+        Unavailable: the API, a replica or a limit holds it up.
+        NotFound: ``MODEL_NOT_FOUND``: a model is gone. LeaseLost; and the exceptions of a stop.
     """
     questions, measured_at = all_general_questions(), job.leases.now()
     assignments = [(question, model) for question in questions for model in (adapter_id, compared_with)]

@@ -77,9 +77,11 @@ def evaluate_model(attempt: EvaluatingJob, plan: EvaluationPlan, run_id: str) ->
         run_id: from `Leases.open_run`; for an ``evaluate`` job, the job's id.
 
     Raises:
-        JobFailed: ``EVAL_UNAVAILABLE``: no API is set. Unavailable: the API, a replica or a limit of the tenant holds
-            it up; results until then are stored; ``SANDBOX_FAILED``. InvalidRequest: ``SANDBOX_UNAVAILABLE``.
-            NotFound: ``MODEL_NOT_FOUND``: a model is gone. LeaseLost; and the exceptions of ``raise_if_stopped``.
+        JobFailed: ``EVAL_UNAVAILABLE``: no API is set.
+        Unavailable: the API, a replica or a limit of the tenant holds it up; results until then are stored;
+            ``SANDBOX_FAILED``.
+        InvalidRequest: ``SANDBOX_UNAVAILABLE``.
+        NotFound: ``MODEL_NOT_FOUND``: a model is gone. LeaseLost; and the exceptions of ``raise_if_stopped``.
     """
     items = EvalItems(attempt.leases.database)
     progress = _Progress(attempt, plan, run_id, items)
@@ -132,7 +134,8 @@ class _Progress:
         after the last item.
 
         Raises:
-            LeaseLost: nothing was stored. Unavailable: the database has been away for long.
+            LeaseLost: nothing was stored.
+            Unavailable: the database has been away for long.
         """
         self._stored_at = time.monotonic()
         if not self._waiting:

@@ -40,7 +40,8 @@ def run_import(attempt: Attempt) -> None:
     """Run an import attempt from claim to success.
 
     Raises:
-        MensError: the attempt failed, with its code. LeaseLost, Stopped: see `worker/jobs/attempt.py`.
+        MensError: the attempt failed, with its code.
+        LeaseLost, Stopped: see `worker/jobs/attempt.py`.
     """
     plan = ImportPlan.model_validate(attempt.lease.job.plan)
     attempt.enter(Stage.PREFLIGHT, f"Checking the adapter against the base {plan.base.name}.")
@@ -108,7 +109,8 @@ def refuse_other_template(attempt: Attempt, template_sha256: str, base: Path, ar
     the one that is served. The adapter's template runs in a process with limits.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``. InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
+        ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``.
+        InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
     """
     folder = attempt.run_dir / TEMPLATE_FOLDER
     folder.mkdir(parents=True, exist_ok=True)

@@ -114,7 +114,8 @@ class Attempt:
         """Return a private copy of a stored adapter in the run folder; the child process verifies it before it reads a weight.
 
         Raises:
-            NotFound: ``STORAGE_OBJECT_MISSING``. Unavailable: the storage or the disk is unavailable.
+            NotFound: ``STORAGE_OBJECT_MISSING``.
+            Unavailable: the storage or the disk is unavailable.
         """
         folder = self.run_dir / folder_name
         folder.mkdir(parents=True, exist_ok=True)
@@ -175,7 +176,8 @@ class Attempt:
         """Stop here, between two steps, if the job must stop.
 
         Raises:
-            LeaseLost: another attempt owns the job. Stopped: cancelled, paused, or the worker stops.
+            LeaseLost: another attempt owns the job.
+            Stopped: cancelled, paused, or the worker stops.
             JobFailed: the job has used more than it may; see `worker/watchdog/rules.py`.
         """
         if self.keeper.lost:
@@ -191,10 +193,12 @@ class Attempt:
 
         Args:
             child: the process; it is killed if this raises.
-            stall: watch that ends it when it makes no progress. idle: watch that ends it when it does nothing.
+            stall: watch that ends it when it makes no progress.
+            idle: watch that ends it when it does nothing.
 
         Raises:
-            MensError: the child failed, with its code. LeaseLost, Stopped: see :meth:`raise_if_stopped`.
+            MensError: the child failed, with its code.
+            LeaseLost, Stopped: see :meth:`raise_if_stopped`.
         """
         try:
             while child.wait(POLL_SECONDS) is None:

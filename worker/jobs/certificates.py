@@ -160,7 +160,8 @@ def tools_report(text: str, read: Sequence[tuple[str, str]], reason: str) -> dic
     """Return the tool-call certificate.
 
     Args:
-        text: the answer, written by the template. read: name and arguments of each call that the replica read from it.
+        text: the answer, written by the template.
+        read: name and arguments of each call that the replica read from it.
         reason: why no complete answer was received; empty if one was.
     """
     expected = [(TOOLS[0]["function"]["name"], ARGUMENTS)]

@@ -13,7 +13,8 @@ def run_evaluate(attempt: Attempt) -> None:
     """Run an evaluate attempt from claim to success.
 
     Raises:
-        MensError: the attempt failed, with its code. LeaseLost, Stopped: see `worker/jobs/attempt.py`.
+        MensError: the attempt failed, with its code.
+        LeaseLost, Stopped: see `worker/jobs/attempt.py`.
     """
     job = attempt.lease.job
     plan = EvaluationPlan.model_validate(job.plan)

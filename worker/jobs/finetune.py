@@ -60,7 +60,8 @@ def run_finetune(attempt: Attempt) -> None:
     """Run a fine-tune attempt from claim to success.
 
     Raises:
-        MensError: the attempt failed, with its code. LeaseLost, Stopped: see `worker/jobs/attempt.py`.
+        MensError: the attempt failed, with its code.
+        LeaseLost, Stopped: see `worker/jobs/attempt.py`.
     """
     plan = ExecutionPlan.model_validate(attempt.lease.job.plan)
     checkpoints = StoredCheckpoints(
@@ -217,7 +218,8 @@ def publish_adapter(
     """Certify a stored adapter on every serving replica.
 
     Args:
-        base: the base that it was trained on. device: device for the reference scores.
+        base: the base that it was trained on.
+        device: device for the reference scores.
         run_dir: contains the adapter's folder and the probes.
 
     Raises:

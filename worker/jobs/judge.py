@@ -94,7 +94,8 @@ def run_judge(attempt: Attempt) -> None:
     """Run a judge attempt from claim to success: the job succeeds with a receipt, whether the adapter passed or failed.
 
     Raises:
-        MensError: the attempt failed, with its code. LeaseLost, Stopped: see `worker/jobs/attempt.py`.
+        MensError: the attempt failed, with its code.
+        LeaseLost, Stopped: see `worker/jobs/attempt.py`.
     """
     plan = JudgePlan.model_validate(attempt.lease.job.plan)
     cycles = _read_cycles(attempt, plan.cycles) if plan.cycles else None
@@ -110,8 +111,8 @@ def judge_adapter(
     """Judge a published adapter against the alias's current target, and store the receipt.
 
     Raises:
-        NotFound: ``ADAPTER_NOT_FOUND``, ``POLICY_NOT_FOUND``. Unavailable: a component that it needs does not respond. LeaseLost;
-            and the exceptions of a stop.
+        NotFound: ``ADAPTER_NOT_FOUND``, ``POLICY_NOT_FOUND``.
+        Unavailable: a component that it needs does not respond. LeaseLost; and the exceptions of a stop.
     """
     database, tenant = attempt.leases.database, attempt.lease.job.tenant
     adapters = Adapters(database, tenant)

@@ -125,7 +125,8 @@ class LiveCheckpoints:
         """Publish or quarantine the newest checkpoint that was not tried yet; do nothing if none is left.
 
         Raises:
-            LeaseLost: another attempt owns the job. RunEnded: the training has ended.
+            LeaseLost: another attempt owns the job.
+            RunEnded: the training has ended.
             MensError: a replica, the storage or the database did not respond; the next round tries again.
         """
         if len(self._failures) >= MOST_FAILURES and len(set(self._failures[-MOST_FAILURES:])) == 1:

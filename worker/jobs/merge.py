@@ -20,7 +20,8 @@ def run_merge(attempt: Attempt) -> None:
     """Run a merge attempt from claim to success.
 
     Raises:
-        MensError: the attempt failed, with its code. LeaseLost, Stopped: see `worker/jobs/attempt.py`.
+        MensError: the attempt failed, with its code.
+        LeaseLost, Stopped: see `worker/jobs/attempt.py`.
     """
     plan = MergePlan.model_validate(attempt.lease.job.plan)
     attempt.enter(Stage.PREFLIGHT, f"Checking {plan.adapter_id} and its base {plan.base.name}.")

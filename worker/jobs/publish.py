@@ -195,7 +195,8 @@ def measure_stop(replica: BlockingReplicaClient, model: str, encoded: EncodedCha
     generate.
 
     Raises:
-        JobFailed: ``SERVING_REFUSED``. Unavailable: ``SERVING_UNAVAILABLE``.
+        JobFailed: ``SERVING_REFUSED``.
+        Unavailable: ``SERVING_UNAVAILABLE``.
     """
     ids = next((ids for chat, ids in encoded.chats if chat.prompt), None)
     stopped = {} if ids is None else {end: replica.ends_at(model, ids, end) for end in encoded.ends}
@@ -208,7 +209,8 @@ def measure_tools(
     """Test that the replica reads a tool call that is written as in training; None if the template writes none.
 
     Raises:
-        JobFailed: ``SERVING_REFUSED``. Unavailable: ``SERVING_UNAVAILABLE``.
+        JobFailed: ``SERVING_REFUSED``.
+        Unavailable: ``SERVING_UNAVAILABLE``.
     """
     if encoded.call is None:
         return None

@@ -52,7 +52,8 @@ class DistributedContext:
         Scores and counts are exchanged between CPUs, gradients between the devices they are on.
 
         Raises:
-            JobFailed: ``SETTINGS_INVALID``: there are more processes than GPUs. PeerLost: another process did not join.
+            JobFailed: ``SETTINGS_INVALID``: there are more processes than GPUs.
+            PeerLost: another process did not join.
         """
         if not under_torchrun():  # a cluster may set RANK and WORLD_SIZE for reasons of its own
             return cls()

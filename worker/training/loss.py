@@ -19,7 +19,8 @@ class StepSums(NamedTuple):
 
     Attributes:
         loss: loss, divided by the step's weight sum.
-        correct: number of targets that the arg-max predicts. targets: number of targets.
+        correct: number of targets that the arg-max predicts.
+        targets: number of targets.
         further: sums of the training method by name.
     """
 

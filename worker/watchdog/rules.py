@@ -42,7 +42,8 @@ class JobLimits:
     """Limits on what a job's attempts may use in total; None means no limit.
 
     Attributes:
-        cap_seconds: the installation's limit. wall_seconds: the job's limit.
+        cap_seconds: the installation's limit.
+        wall_seconds: the job's limit.
         gpu_minutes: the job's limit.
     """
 
@@ -57,7 +58,8 @@ class LimitWatch:
 
     Attributes:
         gpus: GPUs that this attempt occupies.
-        wall_before: seconds of earlier attempts. gpu_before: their GPU-seconds.
+        wall_before: seconds of earlier attempts.
+        gpu_before: their GPU-seconds.
         clock: monotonic seconds; the attempt begins when this object is created.
     """
 

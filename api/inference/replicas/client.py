@@ -179,13 +179,15 @@ class ReplicaClient:
             request_id: visible ASCII characters, by which vLLM names the request; empty: vLLM chooses a name.
 
         Raises:
-            ReplicaUnreachable: no connection. ReplicaDisconnected: a connection, but no response.
+            ReplicaUnreachable: no connection.
+            ReplicaDisconnected: a connection, but no response.
         """
         return await self._send("POST", url, content, request_id)
 
     async def get(self, url: str) -> ReplicaResponse:
         """Raises:
-        ReplicaUnreachable: no connection. ReplicaDisconnected: a connection, but no response.
+        ReplicaUnreachable: no connection.
+        ReplicaDisconnected: a connection, but no response.
         """
         return await self._send("GET", url, b"")
 

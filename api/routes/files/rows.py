@@ -118,7 +118,8 @@ def _base(services: Services, name: str | None) -> tuple[Path, str] | None:
     """Return folder and digest of a base that this machine has.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``BASE_NOT_FETCHED``.
+        NotFound: ``MODEL_NOT_FOUND``.
+        Unavailable: ``BASE_NOT_FETCHED``.
     """
     if name is None:
         return None

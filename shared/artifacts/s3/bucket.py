@@ -215,7 +215,8 @@ class _ObjectReader(io.RawIOBase):
 
     Args:
         get: requests the object; returns boto3's response.
-        bucket: the bucket's name. name: the object's name.
+        bucket: the bucket's name.
+        name: the object's name.
     """
 
     def __init__(self, get: Callable[..., Any], bucket: str, name: str) -> None:

@@ -40,7 +40,8 @@ def coded(bucket: str, name: str) -> Iterator[None]:
         name: name of the object or group of objects that the request is about.
 
     Raises:
-        NotFound: ``STORAGE_OBJECT_MISSING``. Conflict: ``STORAGE_PRECONDITION_FAILED``.
+        NotFound: ``STORAGE_OBJECT_MISSING``.
+        Conflict: ``STORAGE_PRECONDITION_FAILED``.
         Unavailable: ``STORAGE_UNAVAILABLE``, ``STORAGE_DENIED`` or ``STORAGE_BUCKET_NOT_FOUND``.
     """
     try:

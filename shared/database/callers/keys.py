@@ -55,8 +55,8 @@ class Keys:
             the key's record, and the secret, which is stored only as a hash and can never be shown again.
 
         Raises:
-            InvalidRequest: ``NAME_INVALID``, ``KEY_EXPIRY_INVALID``. Conflict: ``KEY_NAME_TAKEN``: the tenant has an
-                unrevoked key of that name.
+            InvalidRequest: ``NAME_INVALID``, ``KEY_EXPIRY_INVALID``.
+            Conflict: ``KEY_NAME_TAKEN``: the tenant has an unrevoked key of that name.
         """
         _check_name("name", name, KEY_NAME_PATTERN, KEY_NAME_RULE)
         _check_name("tenant", tenant, TENANT_PATTERN, TENANT_RULE)
@@ -124,7 +124,8 @@ class Keys:
             tenant: the tenant that the key must belong to; None: any.
 
         Raises:
-            NotFound: ``KEY_NOT_FOUND``. Conflict: ``KEY_REVOKED``, ``KEY_NAME_TAKEN``, ``KEY_OF_PERSON``.
+            NotFound: ``KEY_NOT_FOUND``.
+            Conflict: ``KEY_REVOKED``, ``KEY_NAME_TAKEN``, ``KEY_OF_PERSON``.
             InvalidRequest: ``KEY_EXPIRY_INVALID``.
         """
         fields = change.model_dump(exclude_unset=True)
@@ -161,7 +162,8 @@ class Keys:
             the key's record, and the new secret, which can never be shown again.
 
         Raises:
-            NotFound: ``KEY_NOT_FOUND``. Conflict: ``KEY_REVOKED``, ``KEY_OF_PERSON``.
+            NotFound: ``KEY_NOT_FOUND``.
+            Conflict: ``KEY_REVOKED``, ``KEY_OF_PERSON``.
         """
         secret = new_secret()
         with self._db.write() as session:
@@ -292,7 +294,8 @@ def _unrevoked_row(session: Session, key_id: str, tenant: str | None) -> KeyRow:
     """Return the row of an unrevoked key, locked until the transaction ends.
 
     Raises:
-        NotFound: ``KEY_NOT_FOUND``. Conflict: ``KEY_REVOKED``.
+        NotFound: ``KEY_NOT_FOUND``.
+        Conflict: ``KEY_REVOKED``.
     """
     row = _row(session, key_id, tenant, lock=True)
     if row.revoked_at is not None:

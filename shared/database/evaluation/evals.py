@@ -102,7 +102,8 @@ class Evals:
         """Change an eval's name and labels; None leaves a value as it is. Its criteria and data never change.
 
         Raises:
-            NotFound: ``EVAL_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``.
+            NotFound: ``EVAL_NOT_FOUND``.
+            Forbidden: ``TENANT_FORBIDDEN``.
         """
         with self._db.write() as session:
             row = self._own_row(session, eval_id)
@@ -118,8 +119,10 @@ class Evals:
         """Delete an eval with its runs and their items' results; the jobs that carried them out stay.
 
         Raises:
-            NotFound: ``EVAL_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``EVAL_IN_USE`` by a run that has
-                not ended, or by runs of other tenants, which are not its owner's to delete.
+            NotFound: ``EVAL_NOT_FOUND``.
+            Forbidden: ``TENANT_FORBIDDEN``.
+            Conflict: ``EVAL_IN_USE`` by a run that has not ended, or by runs of other tenants, which are not its
+                owner's to delete.
         """
         with self._db.write() as session:
             row = self._own_row(session, eval_id)

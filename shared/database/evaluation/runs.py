@@ -86,8 +86,9 @@ class EvalRuns:
         """Delete a run that has ended, with its items' results; the job that carried it out stays.
 
         Raises:
-            NotFound: ``EVAL_RUN_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``EVAL_IN_USE``: it has not
-                ended.
+            NotFound: ``EVAL_RUN_NOT_FOUND``.
+            Forbidden: ``TENANT_FORBIDDEN``.
+            Conflict: ``EVAL_IN_USE``: it has not ended.
         """
         with self._db.write() as session:
             row = self._row(session, eval_id, run_id)

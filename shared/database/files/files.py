@@ -87,7 +87,8 @@ class Files:
         """Add a file, and make its blob visible in the same step: neither exists without the other.
 
         Args:
-            filename: shown to people. purpose: OpenAI's.
+            filename: shown to people.
+            purpose: OpenAI's.
             size: size in bytes.
             sha256: the content's SHA-256.
             expires_at: when the file is deleted.
@@ -96,7 +97,8 @@ class Files:
             idempotency_key: the same key and request give the same file.
 
         Raises:
-            Forbidden: ``QUOTA_EXCEEDED``. Conflict: ``IDEMPOTENCY_CONFLICT``.
+            Forbidden: ``QUOTA_EXCEEDED``.
+            Conflict: ``IDEMPOTENCY_CONFLICT``.
         """
         with self._db.write() as session:
             if quota != NO_QUOTA or idempotency_key:
@@ -143,8 +145,9 @@ class Files:
             that SHA-256; None when the blob stays.
 
         Raises:
-            NotFound: ``FILE_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``FILE_IN_USE`` by an unfinished
-                job of any tenant.
+            NotFound: ``FILE_NOT_FOUND``.
+            Forbidden: ``TENANT_FORBIDDEN``.
+            Conflict: ``FILE_IN_USE`` by an unfinished job of any tenant.
         """
         with self._db.write() as session:
             row = self._row(session, file_id, lock=True)

@@ -107,7 +107,8 @@ class Uploads:
             idempotency_key: the same key and request give the same upload.
 
         Raises:
-            Forbidden: ``QUOTA_EXCEEDED``. Conflict: ``IDEMPOTENCY_CONFLICT``.
+            Forbidden: ``QUOTA_EXCEEDED``.
+            Conflict: ``IDEMPOTENCY_CONFLICT``.
         """
         with self._db.write() as session:
             # Before the quota and the key are read: two equal requests could otherwise both find room, and no upload.
@@ -159,7 +160,8 @@ class Uploads:
         """Raise an error if an upload no longer accepts parts.
 
         Raises:
-            NotFound: ``UPLOAD_NOT_FOUND``. Conflict: ``UPLOAD_STATE_CONFLICT``.
+            NotFound: ``UPLOAD_NOT_FOUND``.
+            Conflict: ``UPLOAD_STATE_CONFLICT``.
         """
         with self._db.read() as session:
             _check_pending(self._row(session, upload_id))
@@ -174,7 +176,8 @@ class Uploads:
             store: stores the blob.
 
         Raises:
-            NotFound: ``UPLOAD_NOT_FOUND``. Conflict: ``UPLOAD_STATE_CONFLICT``.
+            NotFound: ``UPLOAD_NOT_FOUND``.
+            Conflict: ``UPLOAD_STATE_CONFLICT``.
             InvalidRequest: ``UPLOAD_SIZE_MISMATCH``: more bytes than the declared size, or too many parts.
         """
         with self._db.write() as session:
@@ -206,8 +209,8 @@ class Uploads:
         """Return the upload and file that an equal request has completed already; None if the upload is pending.
 
         Raises:
-            NotFound: ``UPLOAD_NOT_FOUND``. Conflict: ``UPLOAD_STATE_CONFLICT``: cancelled, expired, or completed
-                otherwise.
+            NotFound: ``UPLOAD_NOT_FOUND``.
+            Conflict: ``UPLOAD_STATE_CONFLICT``: cancelled, expired, or completed otherwise.
         """
         with self._db.read() as session:
             return self._completed(session, self._row(session, upload_id), completion_digest)
@@ -224,7 +227,8 @@ class Uploads:
             store: stores the blob.
 
         Raises:
-            NotFound: ``UPLOAD_NOT_FOUND``. Conflict: ``UPLOAD_STATE_CONFLICT``.
+            NotFound: ``UPLOAD_NOT_FOUND``.
+            Conflict: ``UPLOAD_STATE_CONFLICT``.
         """
         with self._db.write() as session:
             row = self._row(session, upload_id, lock=True)
@@ -243,7 +247,8 @@ class Uploads:
         """Cancel an upload; a repeated call changes nothing. The caller then deletes its parts with :meth:`drop_parts`.
 
         Raises:
-            NotFound: ``UPLOAD_NOT_FOUND``. Conflict: ``UPLOAD_STATE_CONFLICT``: completed or expired.
+            NotFound: ``UPLOAD_NOT_FOUND``.
+            Conflict: ``UPLOAD_STATE_CONFLICT``: completed or expired.
         """
         with self._db.write() as session:
             row = self._row(session, upload_id, lock=True)

@@ -157,8 +157,9 @@ class Policies:
         policy.
 
         Raises:
-            NotFound: ``POLICY_NOT_FOUND``. InvalidRequest: ``REQUEST_INVALID``: the scope is invalid, or it is a
-                foreign name that follows an alias that the policy does not govern.
+            NotFound: ``POLICY_NOT_FOUND``.
+            InvalidRequest: ``REQUEST_INVALID``: the scope is invalid, or it is a foreign name that follows an alias
+                that the policy does not govern.
             Forbidden: ``ROLE_INSUFFICIENT``: only an admin changes an assigned policy; ``TENANT_FORBIDDEN``: the
                 server.
         """

@@ -60,7 +60,8 @@ class CheckpointPermissions:
         The samples of the owner's rows in the adapter's metrics are not lent.
 
         Raises:
-            InvalidRequest: ``REQUEST_INVALID``: the tenant would permit itself. Conflict: ``ADAPTER_NOT_SERVABLE``.
+            InvalidRequest: ``REQUEST_INVALID``: the tenant would permit itself.
+            Conflict: ``ADAPTER_NOT_SERVABLE``.
         """
         if self._tenant in projects:
             message = f"The adapter is {self._tenant!r}'s own, which does not need a permission."
@@ -91,8 +92,8 @@ class CheckpointPermissions:
         itself.
 
         Raises:
-            NotFound: ``PERMISSION_NOT_FOUND``. Conflict: ``MODEL_IN_USE``: aliases or unfinished jobs of that tenant
-                need the adapter.
+            NotFound: ``PERMISSION_NOT_FOUND``.
+            Conflict: ``MODEL_IN_USE``: aliases or unfinished jobs of that tenant need the adapter.
         """
         with self._db.write() as session:
             self._own(session, adapter_id, lock=True)

@@ -70,7 +70,8 @@ def read_series(
         job_id: the job.
         extent: the stored part of the series.
         names: names of the series.
-        first: first step of the range. last: its last one, not after the extent's.
+        first: first step of the range.
+        last: last step of the range, not after the extent's.
     """
     query = (
         select(JobSeriesRow.name, JobSeriesRow.attempt, JobSeriesRow.chunk, JobSeriesRow.values)

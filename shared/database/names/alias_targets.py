@@ -30,7 +30,8 @@ def check_targets(session: Session, tenants: Sequence[str], routing: Routing, re
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``: an adapter is named twice; ``ALIAS_BASES_DIFFER``.
-        NotFound: ``ADAPTER_NOT_FOUND``: unknown, or being deleted. Conflict: ``ADAPTER_NOT_SERVABLE``.
+        NotFound: ``ADAPTER_NOT_FOUND``: unknown, or being deleted.
+        Conflict: ``ADAPTER_NOT_SERVABLE``.
     """
     ids = routing.adapters
     if len(set(ids)) < len(ids):

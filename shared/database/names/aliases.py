@@ -190,8 +190,9 @@ class Aliases:
 
         Raises:
             InvalidRequest: ``NAME_INVALID``; ``REQUEST_INVALID``: an adapter is named twice; ``ALIAS_BASES_DIFFER``.
-            NotFound: ``ADAPTER_NOT_FOUND``. Conflict: ``ADAPTER_NOT_SERVABLE``: an adapter was never certified on the
-                serving tier; ``ALIAS_VERSION_CONFLICT``; ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
+            NotFound: ``ADAPTER_NOT_FOUND``.
+            Conflict: ``ADAPTER_NOT_SERVABLE``: an adapter was never certified on the serving tier;
+                ``ALIAS_VERSION_CONFLICT``; ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
         """
         _refuse_base(name, forbidden)
         with self._db.write() as session:
@@ -224,7 +225,8 @@ class Aliases:
         Raises:
             InvalidRequest: ``NAME_INVALID``.
             NotFound: ``ALIAS_NOT_FOUND``; ``ALIAS_VERSION_NOT_FOUND``; ``ADAPTER_NOT_FOUND``: it has been deleted.
-            Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``.
+            Forbidden: ``TENANT_FORBIDDEN``.
+            Conflict: ``ALIAS_VERSION_CONFLICT``.
         """
         _refuse_base(name, forbidden)
         with self._db.write() as session:
@@ -253,8 +255,9 @@ class Aliases:
         counts as a move to it.
 
         Raises:
-            NotFound: ``ALIAS_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``,
-                ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
+            NotFound: ``ALIAS_NOT_FOUND``.
+            Forbidden: ``TENANT_FORBIDDEN``.
+            Conflict: ``ALIAS_VERSION_CONFLICT``, ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
         """
         with self._db.write() as session:
             row = self._own(session, name)

@@ -136,8 +136,9 @@ class ForeignNames:
         as a move to its target.
 
         Raises:
-            NotFound: ``NAME_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``,
-                ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
+            NotFound: ``NAME_NOT_FOUND``.
+            Forbidden: ``TENANT_FORBIDDEN``.
+            Conflict: ``ALIAS_VERSION_CONFLICT``, ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
         """
         with self._db.write() as session:
             seen = next(iter(foreign_name_rows(session, self._tenants, name)), None)

@@ -21,7 +21,8 @@ class Publication:
     """Outcome of moving the alias.
 
     Attributes:
-        message: message of the job's last event. refusal: why the alias stays, if it does.
+        message: message of the job's last event.
+        refusal: why the alias stays, if it does.
     """
 
     alias: str

@@ -62,7 +62,8 @@ class AuditFilter(NamedTuple):
         action: ``key.rotated``, or ``key`` for all changes of keys.
         actor: id or name.
         object_id: id or name of the changed object.
-        since: the first moment. until: the first moment after the range.
+        since: the first moment.
+        until: the first moment after the range.
     """
 
     tenant: str | None = None

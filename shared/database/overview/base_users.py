@@ -23,7 +23,8 @@ def refuse_taken_name(database: Database, name: str) -> None:
     would answer them.
 
     Raises:
-        InvalidRequest: ``NAME_INVALID``. Unavailable: ``DATABASE_UNAVAILABLE``.
+        InvalidRequest: ``NAME_INVALID``.
+        Unavailable: ``DATABASE_UNAVAILABLE``.
     """
     try:
         with database.read() as session:
@@ -55,7 +56,8 @@ def refuse_needed_base(database: Database, name: str) -> None:
     """Refuse to remove a base that adapters, foreign names or unfinished jobs of any tenant need.
 
     Raises:
-        Conflict: ``MODEL_IN_USE``; ``details`` names them. Unavailable: ``DATABASE_UNAVAILABLE``.
+        Conflict: ``MODEL_IN_USE``; ``details`` names them.
+        Unavailable: ``DATABASE_UNAVAILABLE``.
     """
     with database.read() as session:
         tuned = select(AdapterRow.id).where(AdapterRow.base_model == name, AdapterRow.deleting_at.is_(None))

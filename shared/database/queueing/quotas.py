@@ -97,8 +97,8 @@ def check_quota(session: Session, tenant: TenantName, hold: float, now: datetime
         hold: GPU-seconds that it will hold.
 
     Raises:
-        TooMany: ``QUEUED_JOBS_LIMITED``. Forbidden: ``GPU_MINUTES_EXHAUSTED``: it does not fit in the rest of the
-            month.
+        TooMany: ``QUEUED_JOBS_LIMITED``.
+        Forbidden: ``GPU_MINUTES_EXHAUSTED``: it does not fit in the rest of the month.
     """
     quota = session.execute(QUOTA, {"of_tenant": tenant}).one_or_none()
     if quota is None:

@@ -189,7 +189,8 @@ class Endpoints:
         """Put a sample event into the outbox; it is sent once.
 
         Raises:
-            NotFound: ``WEBHOOK_NOT_FOUND``. Conflict: ``WEBHOOK_STATE_CONFLICT``: it is disabled, or a test is pending.
+            NotFound: ``WEBHOOK_NOT_FOUND``.
+            Conflict: ``WEBHOOK_STATE_CONFLICT``: it is disabled, or a test is pending.
         """
         with self._db.write() as session:
             row, now = self._row(session, endpoint_id, lock=True), self._db.now(session)

@@ -80,7 +80,9 @@ class Side:
     """An answer as it is written.
 
     Attributes:
-        turns: its turns. field: the name of the field that holds them. first: index of the first of them in that field.
+        turns: its turns.
+        field: the name of the field that holds them.
+        first: index of the first of them in that field.
     """
 
     turns: list[Any]
@@ -98,7 +100,8 @@ class Written:
     """A row as it is written.
 
     Attributes:
-        prompt: its turns; prompt_field: the field that holds them.
+        prompt: its turns.
+        prompt_field: the field that holds them.
         answers: the preferred and the rejected one, or the rated one.
         used: names of the keys that have a meaning.
     """
@@ -113,7 +116,8 @@ class Written:
         """Return the chat of each answer, checked.
 
         Args:
-            labels: the row's labels. line: the whole row.
+            labels: the row's labels.
+            line: the whole row.
 
         Raises:
             RowError: ``ROW_PROMPT_ENDS_WITH_ANSWER``, or a fault of an answer, a turn, a tool or a label.

@@ -38,7 +38,8 @@ class MergedReplica:
     """A replica that serves a merged model as its base, and says of the probes what the merge has recorded.
 
     Attributes:
-        error: nats by which it says otherwise. noise: nats by which each answer differs from the one before.
+        error: nats by which it says otherwise.
+        noise: nats by which each answer differs from the one before.
         status: of its responses.
     """
 

@@ -44,7 +44,8 @@ class Run:
     """A running job, whose replicas answer as the test says.
 
     Attributes:
-        measured: ids of the adapters that were measured. answer: returns the certificates of one, or raises.
+        measured: ids of the adapters that were measured.
+        answer: returns the certificates of one, or raises.
     """
 
     database: Database

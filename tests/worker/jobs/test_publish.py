@@ -47,7 +47,8 @@ class FakeReplica:
         default_prompt: token ids from which it answers a chat.
         call: its response to the chat whose answer calls a tool.
         away: how many requests get a 503 first.
-        seen: method, path and body of each request. keys: the keys that they carried.
+        seen: method, path and body of each request.
+        keys: the keys that they carried.
     """
 
     effect: float = 0.5

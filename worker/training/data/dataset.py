@@ -69,7 +69,8 @@ def read_data(run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, 
 
     Raises:
         DatasetInvalid: ``NOTHING_SUPERVISED``, also if every training row weighs 0, ``EMBEDDING_ROW_MISSING``,
-            ``SKIP_RATE_EXCEEDED``. JobFailed: ``TOKENIZER_MISMATCH``.
+            ``SKIP_RATE_EXCEEDED``.
+        JobFailed: ``TOKENIZER_MISMATCH``.
     """
     plan, inputs, contract = run.plan, run.inputs, run.plan.contract
     labeller = Tokenizer.load(Path(inputs.base), ChatOptions.of(contract.data))

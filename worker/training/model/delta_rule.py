@@ -104,7 +104,8 @@ def gated_delta_rule(
     Args:
         query, key: (rows, tokens, heads, key size).
         value: (rows, tokens, heads, value size).
-        decay: logarithms ≤ 0, (rows, tokens, heads). beta: (rows, tokens, heads).
+        decay: logarithms ≤ 0, (rows, tokens, heads).
+        beta: (rows, tokens, heads).
         boundaries: boundaries of the documents in the one row: cumulative lengths, int32; None: each row is a document.
 
     Returns:
@@ -202,8 +203,8 @@ def _state_gradients(direct: Tensor, read: Tensor, old: Tensor, key: Tensor, thr
     """Return the gradients of the state after each chunk and of the values written in it.
 
     Args:
-        direct: gradient of the values through the outputs of their own chunk. read: gradient of the state before the
-            chunk through the same outputs.
+        direct: gradient of the values through the outputs of their own chunk.
+        read: gradient of the state before the chunk through the same outputs.
     """
     state = torch.zeros_like(read[:, 0])
     after, values = [], []

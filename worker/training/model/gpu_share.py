@@ -35,7 +35,8 @@ def memory_held(device: torch.device, *, needed: int, free: int) -> JobFailed:
     """Return the error for a job that would fit the GPU if other programs did not hold the memory.
 
     Args:
-        needed: minimum number of bytes that the job needs. free: number of free bytes.
+        needed: minimum number of bytes that the job needs.
+        free: number of free bytes.
     """
     uuid = f"GPU-{getattr(torch.cuda.get_device_properties(device), 'uuid', '')}"
     holders = ", ".join(map(str, query_programs(uuid))) or "programs that the driver does not show here"

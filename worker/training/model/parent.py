@@ -23,7 +23,8 @@ def start_from(model: PeftModel, parent: PlannedParent, folder: Path, base: Path
     as do layers that the parent lacks.
 
     Args:
-        folder: the parent's files. base: the base model's folder, whose layer names they have.
+        folder: the parent's files.
+        base: the base model's folder, whose layer names they have.
         adapter: the shape of the model's layers.
 
     Raises:

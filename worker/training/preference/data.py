@@ -35,8 +35,8 @@ def read_preferences(
     """Encode the plan's files, or find them encoded in the cache.
 
     Raises:
-        DatasetInvalid: ``NOTHING_SUPERVISED``, ``EMBEDDING_ROW_MISSING``, ``SKIP_RATE_EXCEEDED``. JobFailed:
-            ``TOKENIZER_MISMATCH``.
+        DatasetInvalid: ``NOTHING_SUPERVISED``, ``EMBEDDING_ROW_MISSING``, ``SKIP_RATE_EXCEEDED``.
+        JobFailed: ``TOKENIZER_MISMATCH``.
     """
     plan, inputs, contract = run.plan, run.inputs, run.plan.contract
     labeller, sides = Tokenizer.load(Path(inputs.base), ChatOptions.of(contract.data)), contract.sequences_per_row

@@ -43,7 +43,8 @@ class DirectPreference(ComparedMethod[Pair, PairBatch]):
         """Encode the plan's files, or find them encoded in the cache.
 
         Raises:
-            DatasetInvalid: ``NOTHING_SUPERVISED``, ``SKIP_RATE_EXCEEDED``. JobFailed: ``TOKENIZER_MISMATCH``.
+            DatasetInvalid: ``NOTHING_SUPERVISED``, ``SKIP_RATE_EXCEEDED``.
+            JobFailed: ``TOKENIZER_MISMATCH``.
         """
         # Linear attention carries a state from token to token, which a second answer would have to take up.
         once = read_config(Path(run.inputs.base)).linear is None

@@ -56,7 +56,8 @@ class KahnemanTversky(ComparedMethod[RatedAnswer, RatedBatch]):
         """Encode the plan's files, or find them encoded in the cache.
 
         Raises:
-            DatasetInvalid: ``NOTHING_SUPERVISED``, ``SKIP_RATE_EXCEEDED``. JobFailed: ``TOKENIZER_MISMATCH``.
+            DatasetInvalid: ``NOTHING_SUPERVISED``, ``SKIP_RATE_EXCEEDED``.
+            JobFailed: ``TOKENIZER_MISMATCH``.
         """
         return read_preferences(run, tokenizer, vocab, cache, PreparedRatedAnswers)
 

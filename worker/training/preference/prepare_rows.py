@@ -38,8 +38,8 @@ def write_preferences(
     if it is good and otherwise 0.
 
     Raises:
-        DatasetInvalid: ``DATASET_LINE_INVALID``, ``NOTHING_SUPERVISED``, ``EMBEDDING_ROW_MISSING``. InvalidRequest:
-            ``TEMPLATE_UNSUPPORTED``.
+        DatasetInvalid: ``DATASET_LINE_INVALID``, ``NOTHING_SUPERVISED``, ``EMBEDDING_ROW_MISSING``.
+        InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
     """
     tally = Tally()
     with path.open("rb") as file, RowWriter(folder) as writer:

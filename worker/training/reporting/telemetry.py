@@ -59,7 +59,8 @@ class Telemetry:
 
     Args:
         run_dir: receives ``telemetry.jsonl`` (appended, every line flushed) and ``metrics.csv``.
-        total_steps: optimizer steps of the whole run. work: details of the steps, for the remaining time.
+        total_steps: optimizer steps of the whole run.
+        work: details of the steps, for the remaining time.
         rows: metrics rows of earlier attempts, from the checkpoint, so that a resume repeats none.
         machine: the machine, for MFU and peak memory.
         skips: number of rows left out so far, by reason (``SKIP_REASONS``); :meth:`skipped` updates it.
