@@ -180,7 +180,7 @@ class AdapterStore:
         if not self._adapts_head and f"{HEAD}.weight" in manifest.base_key_map.values():
             raise ArtifactInvalid(
                 Code.NOT_SERVABLE_HEAD,
-                "The adapter changes lm_head, which this replica, on a GPU, does not serve.",
+                "The adapter changes lm_head. Replicas on a GPU do not serve such adapters.",
                 remedy="Train it again without lm_head in adapter.target_modules, or serve it on a CPU.",
                 param="target_modules",
             )

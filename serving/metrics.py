@@ -20,12 +20,12 @@ ADAPTER_FETCHES = Counter(
 )
 ADAPTER_FETCH_SECONDS = Histogram(
     "mens_adapter_fetch_seconds",
-    "How long it took to fetch and verify an adapter that was loaded.",
+    "Time to fetch and verify an adapter that was loaded.",
     buckets=FETCH_SECONDS,
     registry=REGISTRY,
 )
 ADAPTERS_VERIFIED = Gauge(
-    "mens_adapters_verified", "Adapters of which this replica has a verified copy in use.", registry=REGISTRY
+    "mens_adapters_verified", "Adapters that this replica uses from a verified copy.", registry=REGISTRY
 )
 ADAPTER_UNLOADS = Counter(
     "mens_adapter_unloads",
@@ -38,9 +38,11 @@ ADAPTER_EVICTIONS = Counter(
     registry=REGISTRY,
 )
 SELF_TEST_PASSING = Gauge(
-    "mens_self_test_passing", "1 while the engine's own test passes; 0 before its first answer.", registry=REGISTRY
+    "mens_self_test_passing",
+    "1 while the engine passes the replica's self-test; 0 before the engine's first answer.",
+    registry=REGISTRY,
 )
-SELF_TESTS = Counter("mens_self_tests", "Answers of that test, by result.", ("result",), registry=REGISTRY)
+SELF_TESTS = Counter("mens_self_tests", "Self-tests of the engine, by result.", ("result",), registry=REGISTRY)
 GUARD_REFUSALS = Counter(
     "mens_guard_refusals", "Requests that the guard refused, by code.", ("code",), registry=REGISTRY
 )

@@ -34,10 +34,14 @@ class ServingSettings(Settings):
     )
     serving_device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda.")
     serving_dtype: Literal["auto", "float32", "bfloat16"] | None = Field(
-        None, description="Weights in memory; null: float32 on a CPU (Qwen3.5: bfloat16), the model's own on a GPU."
+        None,
+        description="Dtype of the weights in memory; null: float32 on a CPU (Qwen3.5: bfloat16), the model's own "
+        "on a GPU.",
     )
     serving_quantization: Quantization | None = Field(
-        None, description="Weights are rounded to this at the start, on a GPU; null: not at all."
+        None,
+        description="Format that the weights are quantised to at the start, only on a GPU; null: they are not "
+        "quantised.",
     )
     serving_cache_dir: Path = Field(
         Path(), validate_default=True, description="Verified copies of adapters; best on a disk of this machine."
@@ -45,14 +49,15 @@ class ServingSettings(Settings):
     serving_cache_bytes: int | None = Field(
         None,
         ge=0,
-        description="Largest size of these copies together; the least recently requested ones are removed and fetched again on request. Null: no limit.",
+        description="Largest total size of these copies; the least recently requested ones are removed, and fetched "
+        "again on request. Null: no limit.",
     )
     serving_trusted_keys: Path | None = Field(
         None,
         description="File of public keys, one per line; adapters and merged models without a signature by one of them are refused. Null: signatures are not required.",
     )
     serving_self_test_seconds: float = Field(
-        10.0, gt=0, description="Seconds between two answers by which a replica tests its engine."
+        10.0, gt=0, description="Seconds between two self-tests, in which a replica asks its engine for an answer."
     )
     serving_grammar_seconds: float = Field(
         3.0, gt=0, description="Processor time that one schema or grammar may take to compile."
@@ -60,7 +65,8 @@ class ServingSettings(Settings):
     serving_cpu_threads: int | None = Field(
         None,
         ge=1,
-        description="Threads on a CPU; null: one for a tiny base, which more slow down, else chosen by the number of cores.",
+        description="Threads on a CPU; null: one for a tiny base, because more would slow it down; for other bases, "
+        "chosen by the number of cores.",
     )
     serving_memory_bytes: int | None = Field(
         None,
@@ -81,7 +87,7 @@ class ServingSettings(Settings):
         None, ge=1 << 20, description="Memory for adapters; null: a quarter of what the replica may use."
     )
     serving_max_model_len: int | None = Field(
-        None, ge=1, description="Context length; null: the model's own, on a CPU as far as the KV cache holds it."
+        None, ge=1, description="Context length; null: the model's own, on a CPU limited by the KV cache."
     )
     serving_kv_cache_bytes: int | None = Field(
         None,

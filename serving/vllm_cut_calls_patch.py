@@ -54,7 +54,7 @@ def apply_patch() -> None:
             before, calls_as_streamed = read_as_stream(parser, model_output, request, model_output_token_ids)
         except Exception:
             # vLLM's parsers raise errors of any class on what a model writes.
-            logger.exception("an answer with a forced call could not be read as a stream; vLLM's reading is sent")
+            logger.exception("a streamed answer with a forced call could not be parsed; vLLM's own parse of it is sent")
             return reasoning, content, calls
         if calls_as_streamed is None or (
             calls

@@ -39,8 +39,8 @@ def unkept(parser: Any, choice: Any) -> str | None:
     if choice == "none":
         return None
     if parser is None:
-        return "This model's tool calls are not parsed: only the tool choice `none` is possible."
+        return "Tool calls of this model cannot be parsed, so the tool choice must be `none`."
     is_held = parser.structural_tag_model is not None or parser.supports_required_and_named
     if choice == "auto" or is_held:
         return None
-    return "A call of this model can be forced in a chat completion only: here choose `auto` or `none`."
+    return "Tool calls of this model can be forced only in chat completions; here, choose `auto` or `none`."

@@ -105,7 +105,7 @@ def path_fault(error: OSError) -> InvalidRequest | None:
     if error.errno not in _PATH_FAULTS or not isinstance(path, str | os.PathLike):
         return None
     message = f"{path} cannot be used: {os.strerror(error.errno)}."
-    needed = "a path of the kind that is needed, a file or a folder, in a folder that you may write."
+    needed = "a path that you may write to: a file where a file is needed, a folder where a folder is needed."
     if variable := setting_of(Path(os.fsdecode(path))):
         return InvalidRequest(
             Code.PATH_INVALID, f"{variable}: {message}", remedy=f"Set {variable} to {needed}", param=variable

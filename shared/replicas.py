@@ -208,7 +208,7 @@ def serving_remedy(base: str, served: Iterable[ServedBaseName]) -> str:
     options = " ".join(f"--base {name}" for name in [*sorted(originals), base])
     if base in originals.values():  # else `mens up` may choose the twin again
         options += " --weights original"
-    return f"Serve it with `mens up {options}`, or for replicas that you start yourself MENS_SERVING_BASE={base}"
+    return f"Serve it with `mens up {options}`, or set MENS_SERVING_BASE={base} for replicas that you start yourself"
 
 
 def rank_remedy(rank: int) -> str:

@@ -71,7 +71,7 @@ class Settings(BaseSettings):
     )
     cache_dir: Path = Field(Path(), description="Local copies of files in the bucket; best on a disk of this machine.")
     cache_bytes: int = Field(
-        20 << 30, ge=0, description="Largest size of these copies together; those in use stay beyond it."
+        20 << 30, ge=0, description="Largest total size of these copies; copies in use are kept even beyond it."
     )
     quant_base: Literal["auto", "none", "nf4"] = Field(
         "auto",
@@ -125,7 +125,7 @@ class Settings(BaseSettings):
     )
     grader_models: dict[str, RemoteModel] = Field(
         default_factory=dict,
-        description="Older name of MENS_REMOTE_MODELS, which comes first if both name a model.",
+        description="Older name of MENS_REMOTE_MODELS. If both name a model, MENS_REMOTE_MODELS applies.",
     )
     remote_models: dict[str, RemoteModel] = Field(
         default_factory=dict,
@@ -144,7 +144,7 @@ class Settings(BaseSettings):
     corpus_key: SecretStr = Field(
         SecretStr(""),
         description=(
-            "Key of the placeholders that replace personal data in corpora; empty: one that is made once and kept in "
+            "Key of the placeholders that replace personal data in corpora; empty: a key is created once and kept in "
             "the home folder."
         ),
     )
@@ -193,14 +193,16 @@ class TrainerShareSettings(Settings):
         1.0,
         gt=0,
         le=1,
-        description="Share of a GPU's memory that is the trainer's; the rest belongs to a replica on the same GPU.",
+        description="Share of a GPU's memory that the trainer may use; the rest is for a replica on the same GPU.",
     )
 
 
 class AdapterRetentionSettings(Settings):
     """How long adapters are kept. The worker tier deletes them; the API says when."""
 
-    retain_checkpoints: int | None = Field(None, ge=0, description="Newest checkpoints kept of each job; null: all.")
+    retain_checkpoints: int | None = Field(
+        None, ge=0, description="Number of the newest checkpoints that are kept of each job; null: all."
+    )
     retain_unaliased_days: float | None = Field(
         None,
         ge=0,
@@ -214,7 +216,9 @@ class AdapterRetentionSettings(Settings):
         description="Time after which the checkpoints of a failed or cancelled job are deleted.",
     )
     retain_alias_moves: int = Field(
-        10, ge=0, description="Last moves of each alias whose adapters are kept, so that it can be rolled back."
+        10,
+        ge=0,
+        description="Number of each alias's last moves whose adapters are kept, so that it can be rolled back.",
     )
 
 
@@ -228,13 +232,13 @@ class RetentionSettings(AdapterRetentionSettings):
         description="Time after which run folder, logs and curves of a finished job are removed; null: never.",
     )
     retain_model_days: float | None = Field(
-        None, ge=0, le=36500, description="Time after its job when a merged model is deleted; null: never."
+        None, ge=0, le=36500, description="Time after the end of its job after which a merged model is deleted; null: never."
     )
     retain_leftover_days: float | None = Field(
         None, ge=0, le=36500, description="Time after which the stored files of a failed job are removed; null: never."
     )
     prepared_bytes: int | None = Field(
-        None, ge=0, description="Largest size of the encoded data files together; null: no limit."
+        None, ge=0, description="Largest total size of the encoded data files; null: no limit."
     )
 
 

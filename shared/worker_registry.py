@@ -39,8 +39,8 @@ class WorkerMachine(BaseModel):
         fault: reason for which the worker takes no job now, e.g. a full disk, with the worker's name: a sentence.
         fault_code: error code of the fault.
         release: version of the worker.
-        disk_bytes: of the disk of its run folders.
-        disk_free_bytes: what is free there.
+        disk_bytes: size of the disk of its run folders.
+        disk_free_bytes: free bytes of that disk.
         gpu_fault: reason for which a GPU that the driver shows is not used, and what to do about it: sentences.
     """
 
@@ -100,7 +100,7 @@ class WorkerRegistry:
         try:
             self._redis.hdel(KEY, worker)
         except RedisError as error:
-            logger.warning("%s could not be taken out: %s", worker, error)
+            logger.warning("%s could not be removed: %s", worker, error)
 
     def machines(self) -> list[WorkerMachine]:
         """Return the machines of live workers; empty if Valkey does not respond."""

@@ -136,7 +136,7 @@ def _reason(fault: Any) -> str:
     if kind == "missing":
         return "it is required"
     if kind == "union_tag_not_found":
-        return f"it has no {fault['ctx']['discriminator'].strip(chr(39))}, which says what it is"
+        return f"it has no {fault['ctx']['discriminator'].strip(chr(39))}, which decides its type"
     if kind == "union_tag_invalid":
         tags, tag = fault["ctx"]["expected_tags"].replace("'", ""), fault["ctx"]["tag"]
         return f"it has to be one of {tags}" + (f", and not {tag!r}" if tag != "None" else "")

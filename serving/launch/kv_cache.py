@@ -165,7 +165,8 @@ def check_free(settings: ServingSettings, cache: CacheSizes, weights: int, free:
     if settings.serving_device == "cpu" and needed > free:
         raise Unavailable(
             Code.BASE_DOES_NOT_FIT,
-            f"{settings.serving_base} needs {_gib(needed)} of memory for weights and KV cache, and {_gib(free)} is free now.",
+            f"{settings.serving_base} needs {_gib(needed)} of memory for weights and KV cache, but only {_gib(free)} "
+            f"is free now.",
             remedy="End other programs on this machine, or lower MENS_SERVING_KV_CACHE_BYTES or MENS_SERVING_MAX_MODEL_LEN.",
             param="MENS_SERVING_KV_CACHE_BYTES",
             details={"needed_bytes": needed, "available_bytes": free},

@@ -130,7 +130,8 @@ def check_quantization(settings: ServingSettings, entry: BaseModelEntry) -> None
     if entry.twin_of and settings.serving_quantization:
         raise InvalidRequest(
             Code.SETTINGS_INVALID,
-            f"MENS_SERVING_QUANTIZATION: {settings.serving_quantization} would round the weights of {entry.name}, the twin of {entry.twin_of.name}, which are exact.",
+            f"MENS_SERVING_QUANTIZATION: {settings.serving_quantization} would round the weights of {entry.name}. They "
+            f"must stay exact, because it is the twin of {entry.twin_of.name}.",
             remedy=f"Leave it out, or serve the original: MENS_SERVING_BASE={entry.twin_of.name}.",
             param="MENS_SERVING_QUANTIZATION",
         )
@@ -152,8 +153,8 @@ def check_head_sizes(settings: ServingSettings, config: ModelConfig) -> None:
         if size not in taken:
             raise InvalidRequest(
                 Code.NOT_SERVABLE_HEAD_SIZE,
-                f"The base's {key} is {size}; on a CPU vLLM takes {', '.join(map(str, taken))}.",
-                remedy="Serve this base on a GPU (MENS_SERVING_DEVICE=cuda), or serve another one.",
+                f"The base's {key} is {size}; on a CPU vLLM supports only {', '.join(map(str, taken))}.",
+                remedy="Serve this base on a GPU (MENS_SERVING_DEVICE=cuda), or serve another base.",
                 param=CONFIG_NAME,
             )
 
@@ -170,7 +171,7 @@ def choose_dtype(settings: ServingSettings, config: ModelConfig) -> str:
     if config.spec.hybrid and dtype == "float32":
         raise InvalidRequest(
             Code.SETTINGS_INVALID,
-            "MENS_SERVING_DTYPE: on a CPU vLLM computes the linear attention of a Qwen3.5 model in bfloat16 alone.",
+            "MENS_SERVING_DTYPE: on a CPU vLLM computes the linear attention of a Qwen3.5 model only in bfloat16.",
             remedy="Set it to bfloat16, or leave it out.",
             param="MENS_SERVING_DTYPE",
         )

@@ -45,7 +45,7 @@ class GracefulShutdown:
     def begin(self, drain_seconds: float) -> None:
         """Refuse new requests, and make the server stop once none is in flight. A second call changes nothing."""
         if self._drain is None:
-            log.info("Shutting down: %d requests in flight have %g s.", len(self._drained), drain_seconds)
+            log.info("Shutting down: %d requests in flight have %g s to finish.", len(self._drained), drain_seconds)
             self._drain = asyncio.create_task(self._drain_and_stop(drain_seconds))
 
     async def run(self, server: Any, send: Send, work: Callable[[Send], Awaitable[None]]) -> None:
@@ -95,7 +95,9 @@ class GracefulShutdown:
         if self._drained:
             await asyncio.wait(self._drained, timeout=seconds)
         if self._drained:
-            log.warning("Shutting down: %d requests have had %g s and are cut off.", len(self._drained), seconds)
+            log.warning(
+                "Shutting down: %d requests did not finish within %g s and are cut off.", len(self._drained), seconds
+            )
         # vLLM still handles SIGINT itself.
         signal.raise_signal(signal.SIGINT)
 

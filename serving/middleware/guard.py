@@ -236,7 +236,7 @@ class GuardMiddleware:
         except MensError:
             raise
         except Exception as error:
-            log.exception("The request about %s failed.", adapter_id)
+            log.exception("A management request for the adapter %s failed.", adapter_id)
             raise MensError(Code.INTERNAL_ERROR, "Read the replica's log: the check failed.") from error
 
 

@@ -42,7 +42,8 @@ class ListeningCheck:
             await asyncio.sleep(POLL_SECONDS)
         if not listens(server):
             log.critical(
-                "Another program has taken port %d. This replica ends, to be started again.", server.config.port
+                "Another program has taken port %d. This replica exits, so that it is started again.",
+                server.config.port,
             )
             on_fault()
 

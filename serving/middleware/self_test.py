@@ -135,7 +135,9 @@ class SelfTest:
             SELF_TESTS.labels("failed" if verdict.fault else "passed").inc()
             SELF_TEST_PASSING.set(verdict.fault is None)
             if verdict.fault:
-                log.critical("The engine is broken: %s. This replica ends, to be started again.", verdict.fault)
+                log.critical(
+                    "The engine is broken: %s. This replica exits, so that it is started again.", verdict.fault
+                )
                 on_fault()
                 return
             await asyncio.sleep(seconds)

@@ -85,7 +85,7 @@ class Unloader:
         closed_for = self._in_flight.close(adapter_id)
         idle = await self._in_flight.wait_idle(adapter_id, WAIT_SECONDS)
         if not idle and closed_for >= drain_seconds:
-            log.warning("%s: its requests have had %s s and are aborted.", adapter_id, drain_seconds)
+            log.warning("The requests to %s did not finish within %s s and are aborted.", adapter_id, drain_seconds)
             await engine.abort(adapter_id)
             await self._in_flight.wait_idle(adapter_id, WAIT_SECONDS)
         async with self._removing:
@@ -101,7 +101,7 @@ class Unloader:
             ADAPTER_UNLOADS.inc()
             # From here on the storage decides: the adapter is gone, or is published again.
             self._in_flight.reopen(adapter_id)
-        log.info("%s is unloaded and its files are removed.", adapter_id)
+        log.info("%s was unloaded, and its files were removed.", adapter_id)
         return UnloadProgress(id=adapter_id, state="unloaded", requests=0)
 
     async def evict(self, adapter_id: str, engine: Engine) -> bool:
@@ -126,7 +126,7 @@ class Unloader:
             finally:
                 self._in_flight.reopen(adapter_id)
         ADAPTER_EVICTIONS.inc()
-        log.info("%s is removed from the cache to make room.", adapter_id)
+        log.info("%s was removed from the cache to make room.", adapter_id)
         return True
 
     async def _refuse_stored(self, adapter_id: str) -> None:
@@ -134,8 +134,9 @@ class Unloader:
             self._in_flight.reopen(adapter_id)
             raise Conflict(
                 Code.ADAPTER_STILL_STORED,
-                f"{adapter_id} is published: the storage has it.",
-                remedy="Delete it through the Mens API, which takes it out of the storage first: DELETE /v1/models/{id}.",
+                f"{adapter_id} is still published: the storage contains it.",
+                remedy="Delete it through the Mens API, which removes it from the storage first: DELETE "
+                "/v1/models/{id}.",
                 param="id",
             )
 

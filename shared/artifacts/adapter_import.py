@@ -142,7 +142,7 @@ def _check_digests(sidecar: SidecarV2 | SidecarV3, base_digests: Mapping[str, st
     if sidecar.tensor_digest not in (None, digest_file(weights)):
         raise ArtifactInvalid(
             Code.ADAPTER_DIGEST_MISMATCH,
-            "The weights are not those that the sidecar was written for: their SHA-256 is not its tensor_digest.",
+            "The sidecar was written for different weights: their SHA-256 is not its tensor_digest.",
             remedy="Import the weights with the sidecar that was written with them.",
             param="tensor_digest",
         )

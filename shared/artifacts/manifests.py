@@ -142,7 +142,7 @@ class AdapterManifest(BaseModel):
     @model_validator(mode="after")
     def _names_agree(self) -> AdapterManifest:
         if sorted(self.layer_order) != sorted(self.base_key_map):
-            raise ValueError("layer_order and base_key_map name different layers, or one twice")
+            raise ValueError("layer_order and base_key_map name different layers, or name a layer twice")
         # PEFT or vLLM would load any other file of the folder (a tokenizer, more weights) too, which was never trained
         # here.
         if {WEIGHTS_NAME, CONFIG_NAME} != self.files.keys():

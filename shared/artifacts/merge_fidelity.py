@@ -61,7 +61,7 @@ def shift_warning(training_nats: float | None, effect_nats: float) -> str | None
     if training_nats is None or training_nats < SHIFT_SHARE * effect_nats:
         return None
     return (
-        "The merged model has lost a part of the training: its divergence from what training saw is"
+        "The merged model has lost a part of the training: its divergence from the model as trained is"
         f" {training_nats:.2g} nats, and the adapter's whole effect {effect_nats:.2g}. Merge with --base-weights "
         "dequant_nf4,"
         " or train over 16 bit (quant.base none)."

@@ -177,10 +177,10 @@ def mapped_layers(sidecar: SidecarV2 | SidecarV3) -> Mapping[str, str]:
     taken: set[str] = set()
     for logical in sidecar.layer_order:
         if logical not in sidecar.base_key_map:
-            raise incomplete(logical, "is in layer_order, but base_key_map does not say which tensor of the base it is")
+            raise incomplete(logical, "is in layer_order, but base_key_map does not map it to a tensor of the base")
         key = sidecar.base_key_map[logical]
         if key in taken:
-            raise incomplete(logical, f"is the second layer that base_key_map puts on {key}")
+            raise incomplete(logical, f"is the second layer that base_key_map maps to {key}")
         taken.add(key)
         layers[logical] = key
     return layers

@@ -74,8 +74,8 @@ def peft_contents(request: ImportRequest, options: PeftOptions, base: TargetBase
     factors: Pairs = {module: (values[a], values[b]) for module, (a, b) in pairs.items()}
     notes += [
         (
-            "PEFT records neither the quantisation of the base nor a template; the adapter counts as trained on full "
-            "precision."
+            "PEFT records neither the quantisation of the base nor a template; the adapter is treated as trained on "
+            "full precision."
         )
     ]
     if HEAD in factors and not keeps_head(HEAD_KEY, factors[HEAD][1], base):
@@ -86,7 +86,8 @@ def peft_contents(request: ImportRequest, options: PeftOptions, base: TargetBase
     rank, alpha, is_changed = to_one_scale(factors, options, matcher)
     if is_changed:
         notes.append(
-            f"Ranks or scales differ by layer: B was multiplied by its layer's scale, and all are of rank {rank} now."
+            f"Ranks or scales differ by layer: B was multiplied by its layer's scale, and all layers now have rank "
+            f"{rank}."
         )
     weights = {
         name: value for module in factors for name, value in zip(peft_keys(keys[module]), factors[module], strict=True)
@@ -206,8 +207,8 @@ def refuse_untrained(modules: Collection[str], base: TargetBase, matcher: Module
     if missing:
         raise incomplete(
             missing[0],
-            f"is one of {len(missing)} layers that adapter_config.json names (target_modules) and the weights lack; "
-            f"they have {len(modules)} layers",
+            f"is one of {len(missing)} layers that adapter_config.json names (target_modules) but the weights lack; "
+            f"the weights have {len(modules)} layers",
             "Import the complete weights. If only some layers were trained, name these in target_modules, "
             "exclude_modules or layers_to_transform.",
         )

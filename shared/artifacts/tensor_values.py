@@ -46,7 +46,7 @@ def verify_values(path: Path, tensors: dict[str, TensorInfo]) -> dict[str, float
             if info.dtype not in LIMIT_BITS:
                 raise ArtifactInvalid(
                     Code.ADAPTER_DTYPE_UNSUPPORTED,
-                    f"Tensor {name} has the type {info.dtype}; an adapter's are {', '.join(LIMIT_BITS)}.",
+                    f"Tensor {name} has the type {info.dtype}; an adapter's tensors must be {', '.join(LIMIT_BITS)}.",
                     remedy="Save the adapter in float32, float16 or bfloat16.",
                     param=name,
                 )
@@ -84,8 +84,8 @@ def verify_products(pairs: Iterable[tuple[str, str]], magnitudes: Mapping[str, f
         if magnitudes[a] * magnitudes[b] * alpha > MAX_PRODUCT:
             raise ArtifactInvalid(
                 Code.ADAPTER_VALUES_INVALID,
-                f"Tensor {b} holds {magnitudes[b]:g}, its A {magnitudes[a]:g}; times alpha {alpha:g} that is over "
-                f"{MAX_PRODUCT:g}.",
+                f"Tensor {b} holds {magnitudes[b]:g}, and its A {magnitudes[a]:g}; their product times alpha {alpha:g} "
+                f"is over {MAX_PRODUCT:g}.",
                 remedy="Train the adapter again with a lower learning rate or alpha; it could break its replica.",
                 param=b,
             )

@@ -110,7 +110,9 @@ class BaseModelEntry(ModelValue):
     source: LocalSource | HubSource = Field(discriminator="kind")
     digests: dict[str, Sha256] = Field(description="SHA-256 of each model file, by file name.", min_length=1)
     license: str | None = None
-    learning_rate: float | None = Field(None, gt=0, description="Rate at which this base learns well; auto uses it.")
+    learning_rate: float | None = Field(
+        None, gt=0, description="Learning rate at which this base learns well; auto uses it."
+    )
     twin_of: TwinOf | None = Field(None, description="Null unless `mens base dequantize` made it.")
     merged_from: MergedFrom | None = Field(None, description="Null unless it is a merged model.")
     gguf: GgufOrigin | None = Field(None, description="Null unless it was dequantised from a GGUF file.")

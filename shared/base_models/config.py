@@ -230,7 +230,7 @@ def _layer_types(family: Family, raw: Mapping[str, Any], layers: int) -> tuple[s
             _invalid("full_attention_interval", "is not a positive integer")
         return tuple(LINEAR if (index + 1) % interval else FULL for index in range(layers))
     if len(stated) != layers:
-        _invalid_layer_types(f"must list {layers} layers, one kind for each")
+        _invalid_layer_types(f"must list one kind for each of the {layers} layers")
     if unknown := [str(kind)[:40] for kind in stated if kind not in (FULL, LINEAR)]:
         _invalid_layer_types(f"holds {unknown[0]!r}; a layer is {FULL} or {LINEAR}")
     return tuple(stated)
@@ -284,7 +284,7 @@ def _dtype(raw: Mapping[str, Any]) -> str | None:
 def _checked_dtype(dtype: str | None) -> str | None:
     # Some exporters write `auto` to leave the choice to the weights.
     if dtype not in {None, "auto", *DTYPES}:
-        _invalid("dtype", f"is {str(dtype)[:40]!r}; weights of {', '.join(sorted(DTYPES))} can be tuned")
+        _invalid("dtype", f"is {str(dtype)[:40]!r}; only weights of {', '.join(sorted(DTYPES))} can be tuned")
     return dtype
 
 
@@ -293,8 +293,8 @@ def _refuse_quantised(quantised: object) -> NoReturn:
     method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
     raise ArtifactInvalid(
         Code.MODEL_CONFIG_INVALID,
-        f"config.json: quantization_config is set ({str(method or 'no method')[:40]}), but only full-precision bases are"
-        " quantised to NF4 here.",
+        f"config.json: quantization_config is set ({str(method or 'no method')[:40]}), but Mens quantises only "
+        f"full-precision bases to NF4.",
         remedy="Add the repository with the model's full-precision weights; quantised ones are often derived from it, as -GPTQ,"
         " -AWQ, -FP8 or -bnb-4bit.",
         param="quantization_config",

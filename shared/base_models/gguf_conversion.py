@@ -36,7 +36,7 @@ def check_convertible(path: Path, header: GgufHeader) -> None:
         raise unsupported(path, "is a mixture of experts, which cannot be tuned here", "Choose a dense model.")
     scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
     if ROPE_FACTORS in header.tensors or scaling != "none":
-        raise unsupported(path, "scales its rotary frequencies, as Llama 3.1 does, and the conversion would lose that")
+        raise unsupported(path, "scales its rotary frequencies, as Llama 3.1 does, which the conversion would lose")
     model, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
     if model not in ("gpt2", "llama") or (model == "gpt2" and split not in KNOWN_SPLITS):
         raise unsupported(path, f"has a tokenizer that is not known here ({str(model)[:40]!r}, {str(split)[:40]!r})")

@@ -90,7 +90,7 @@ def _hub_error(repo: str, revision: str, error: Exception) -> MensError:
         return NotFound(
             Code.MODEL_NOT_FOUND,
             f"The hub's repository {repo} has no branch, tag or commit {revision!r}.",
-            remedy="Leave --revision out for its main branch, or name one that the hub lists.",
+            remedy="Leave --revision out for its main branch, or name one that exists at the hub.",
             param="revision",
         )
     # The hub does not distinguish a private repository from a missing one.

@@ -161,7 +161,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not a value of JSON")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 def _check_metadata(path: Path, metadata: dict[str, object]) -> None:

@@ -78,8 +78,8 @@ def note_on_default_rate(
         pairs: the rows are pairs of answers, or rated ones.
     """
     if is_default and pairs:
-        what = f"exec.learning_rate is the contract's default, {rate:g}, which is for answers"
-        return [f"{what}; for preferences the rule is {auto_learning_rate(rate_of_base, pairs=True):g}: set it."]
+        what = f"exec.learning_rate is the contract's default, {rate:g}, which suits supervised training"
+        return [f"{what}; the rule for preferences gives {auto_learning_rate(rate_of_base, pairs=True):g}: set it."]
     if not is_default or rate_of_base is None or rate_of_base == rate:
         return []
     what = f"exec.learning_rate is the contract's default, {rate:g}"
@@ -96,7 +96,10 @@ def note_on_epochs(epochs: int, rate_of_base: float | None, *, has_replay: bool)
     """
     if has_replay or epochs <= MAX_EPOCHS or auto_learning_rate(rate_of_base) >= HIGH_RATE:
         return []
-    cost = f"exec.epochs is {epochs}: each pass over the same rows costs the base some of its other abilities."
+    cost = f"exec.epochs is {epochs}: each pass over the same rows costs the base some of its other skills."
     return [
-        f"{cost} The report counts general questions; --replay FILE (data.replay_file) with general chats keeps more."
+        (
+            f"{cost} The report shows how many general questions it still answers; to keep more of them, add general chats "
+            f"with --replay FILE (data.replay_file)."
+        )
     ]

@@ -123,7 +123,7 @@ class ImportContract(ContractValue):
     model: str = Field(min_length=1, description="Name of the base that it was trained on.")
     name: Name = Field(description="First part of the adapter's id.")
     publish: StrictBool = Field(
-        True, description="Measure it on every serving replica, and serve it; else it is stored only."
+        True, description="True: measure it on every serving replica, and serve it. False: only store it."
     )
     alias: Name | None = Field(None, description="Alias to move to it once it is published.")
 
@@ -133,7 +133,7 @@ class MergeContract(ContractValue):
 
     adapter: str = Field(min_length=1, description="Adapter id, or an alias of one.")
     dtype: Annotated[str, StringConstraints(pattern=r"^(float32|bfloat16|float16)$")] | None = Field(
-        None, description="Stored dtype of the merged weights; each tensor's own when null."
+        None, description="Stored dtype of the merged weights; null: each tensor's own."
     )
     base_weights: BaseWeights = Field(
         BaseWeights.ORIGINAL,
@@ -142,6 +142,7 @@ class MergeContract(ContractValue):
     )
     max_kl_nats: Annotated[Number, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
-        description="Largest mean KL (nats) of the merged model from base + adapter; past it the job fails. Null: by the stored"
+        description="Largest mean KL (nats) of the merged model from base + adapter; above it, the job fails. Null: by "
+        "the stored"
         " dtype, 1e-6 (float32), 1e-4 (float16) or 1e-2 (bfloat16).",
     )

@@ -68,8 +68,8 @@ def admitted_per_epoch(difficulties: Histogram, contract: FineTuneContract) -> l
         easiest = min((level for level, rows in difficulties.items() if rows), default=DEFAULT_DIFFICULTY)
         raise ContractRejected(
             Code.CORPUS_TOO_SMALL,
-            f"Epoch {epoch + 1} has no rows: the curriculum admits difficulty {ceilings[epoch]} at most, and the easiest"
-            f" row has {easiest} (a row that states none counts as {DEFAULT_DIFFICULTY}).",
+            f"Epoch {epoch + 1} has no rows: the curriculum admits a difficulty of {ceilings[epoch]} at most, but the "
+            f"easiest row has {easiest} (a row without a difficulty counts as {DEFAULT_DIFFICULTY}).",
             remedy=f"Raise that epoch's bound in exec.curriculum_schedule to {easiest} or more, state the rows'"
             " difficulty, or set curriculum.enabled to false.",
             param="exec.curriculum_schedule",

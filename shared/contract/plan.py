@@ -336,8 +336,8 @@ def reject_unsupported(contract: FineTuneContract, *, accepted: bool = False) ->
             contract.exec.resume_from,
             None,
             (
-                "a job resumes from its own checkpoints by itself, and adapter.continue_from starts from another job's "
-                "adapter"
+                "a job resumes from its own checkpoints automatically; to start from another job's adapter, use "
+                "adapter.continue_from"
             ),
         ),
         (
@@ -356,7 +356,7 @@ def reject_unsupported(contract: FineTuneContract, *, accepted: bool = False) ->
         allowed += _not_with_preferences(contract)
     if not accepted:
         claimed = contract.collateral_damage_verified
-        allowed.append(("collateral_damage_verified", claimed, False, "nothing here has verified it"))
+        allowed.append(("collateral_damage_verified", claimed, False, "this installation has not verified it"))
     if contract.device.device is Device.METAL:
         allowed.append(("device.device", Device.METAL, Device.AUTO, "a worker trains on a CPU or an NVIDIA GPU"))
     for path, value, only, reason in allowed:

@@ -228,8 +228,8 @@ class _Draft:
         are set.
         """
         return [
-            f"{path} is {self.values[path]}, not {chosen} as the {source} has it, because"
-            f" {' and '.join(self._reasons[path])}. Set it yourself to keep it."
+            f"{path} is {self.values[path]}, not {chosen} as in the {source}, because"
+            f" {' and '.join(self._reasons[path])}. To use {chosen}, set the field yourself."
             for path, (chosen, source) in self._chosen.items()
             if self.values[path] != chosen
         ]

@@ -119,10 +119,11 @@ def check_refusals(contract: FineTuneContract, context: RefusalContext) -> list[
         notes.append(f"The training file has {context.rows} rows; {MIN_CORPUS_PAIRS} or more is advised.")
     if not contract.artifact.allow_placeholder_attention_merge:
         notes.append(
-            "artifact.allow_placeholder_attention_merge is false, as it always is: a merge folds every tensor in."
+            "artifact.allow_placeholder_attention_merge is false, which changes nothing: a merge always includes every "
+            "tensor."
         )
     if _is_mobile(contract):
-        notes.append("The adapter keeps to the mobile limits, but no on-device runtime or export is part of Mens.")
+        notes.append("The adapter keeps to the mobile limits, but Mens has no on-device runtime and no export for one.")
     return notes
 
 

@@ -57,7 +57,7 @@ class ModelSection(ContractValue):
         validation_alias=AliasChoices("hf_repo", "name"),
         description="Name of the base model in the catalogue.",
     )
-    weight_shards: tuple[str, ...] | None = Field(None, description="Explicit shards; the catalogue's when null.")
+    weight_shards: tuple[str, ...] | None = Field(None, description="Explicit shards; null: the catalogue's.")
     config_json: str | None = None
     tokenizer_json: str | None = None
 
@@ -100,7 +100,9 @@ class DataSection(ContractValue):
     """Training and validation data."""
 
     train_file: str = Field(min_length=1, description="Id of an uploaded JSONL file.")
-    validation_file: str | None = Field(None, description="Id of an uploaded JSONL file; else a split of the first.")
+    validation_file: str | None = Field(
+        None, description="Id of an uploaded JSONL file; null: a split of the training file."
+    )
     tokenizer_mode: TokenizerMode = TokenizerMode.HF
     min_rating: Integer = Field(
         3, ge=0, le=5, description="Rows rated lower are left out; 0 keeps all; unrated rows stay."
@@ -110,21 +112,21 @@ class DataSection(ContractValue):
         0.05,
         ge=0.0,
         le=0.5,
-        description="Part of the rows that is held out to validate if no validation file is given; of more than 20 rows "
-        "at least 10, and at most half. 0: no rows.",
+        description="Share of the rows that is held out for validation if no validation file is given; at most half of "
+        "the rows, and at least 10 if there are more than 20. 0: no rows.",
     )
     mode: DataMode = DataMode.STRICT
     replay_file: str | None = Field(
         None, description="Id of an uploaded JSONL file whose rows are mixed into each epoch, against forgetting."
     )
     replay_ratio: Number = Field(
-        0.1, ge=0.0, le=0.5, description="Replayed rows of an epoch for each of its other rows; with replay_file only."
+        0.1, ge=0.0, le=0.5, description="Replayed rows per other row of an epoch; used only with replay_file."
     )
     template_arguments: TemplateArguments = Field(
         {},
         validate_default=True,
-        description="Arguments of the base's chat template, e.g. enable_thinking or reasoning_effort, by which rows are written and"
-        " the adapter's chats are served; {}: the template's own defaults.",
+        description="Arguments of the base's chat template, e.g. enable_thinking or reasoning_effort, with which rows "
+        "are written and the adapter's chats are served; {}: the template's own defaults.",
     )
     thoughts: ThoughtsRule = Field(
         ThoughtsRule.LEARN,
@@ -144,7 +146,7 @@ class AdapterSection(ContractValue):
     dropout: Number = Field(0.0, ge=0.0, lt=1.0)
     targets: AdapterTargets = AdapterTargets.FULL_GRAPH
     target_modules: tuple[str, ...] | None = Field(
-        None, min_length=1, description="Module names, e.g. q_proj; every linear layer but the head when null."
+        None, min_length=1, description="Module names, e.g. q_proj; null: every linear layer except the head."
     )
     continue_from: ParentName | None = Field(
         None,
@@ -160,7 +162,7 @@ class QuantSection(ContractValue):
         BaseQuant.AUTO,
         description="nf4: four bits a weight. none: bfloat16 on a GPU, float32 on a CPU. auto: none if it fits with headroom, else nf4.",
     )
-    double_quant: StrictBool = Field(True, description="Quantise NF4's scales too; without effect on another base.")
+    double_quant: StrictBool = Field(True, description="Quantise NF4's scales too; has no effect on other bases.")
 
 
 class CurriculumSchedule(ContractValue):
@@ -195,7 +197,7 @@ class ExecSection(ContractValue):
     grad_accum: Integer = Field(4, ge=1, le=4096, description="Micro-batches per optimizer step.")
     learning_rate: Number = Field(2e-4, gt=0.0, le=1.0)
     warmup_steps: Integer = Field(
-        100, ge=0, le=1_000_000, description="Optimizer steps; at most 10 % of them are used."
+        100, ge=0, le=1_000_000, description="Warm-up in optimizer steps; limited to 10 % of the run."
     )
     weight_decay: Number = Field(0.01, ge=0.0, le=1.0)
     max_grad_norm: Number = Field(1.0, gt=0.0, le=1e6)
@@ -345,12 +347,12 @@ class PreferenceSection(ContractValue):
         description="kto: weight of an answer that is rated good. Null: good and bad answers have the same weight in total.",
     )
     undesirable_weight: Number | None = Field(
-        None, gt=0.0, le=100.0, description="kto: weight of an answer that is rated bad. Null: as for the other."
+        None, gt=0.0, le=100.0, description="kto: weight of an answer that is rated bad. Null: as for desirable_weight."
     )
     reference: ReferencePolicy = Field(
         ReferencePolicy.AUTO,
-        description="The policy that is compared with: the model that the run starts from, which is the adapter that it continues from"
-        " (parent), or else the base. Any other is refused.",
+        description="The model that the tuned model is compared with: the one that the run starts from, which is the "
+        "adapter that it continues from (parent), or else the base. Other values are refused.",
     )
 
     @property

@@ -17,7 +17,7 @@ from shared.errors import Code, Forbidden
 SHARED = "shared"
 LARGEST_LIMIT, MOST_TOKENS = 1_000_000, 1_000_000_000
 TENANT_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
-TENANT_RULE = "1 to 63 of a-z, 0-9 and -, and not - first"
+TENANT_RULE = "1 to 63 characters of a-z, 0-9 and -, not beginning with -"
 """Description of the pattern, for error messages."""
 
 BEFORE_TENANTS = "default"

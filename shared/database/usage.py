@@ -151,7 +151,7 @@ class Usage:
             parts = tuple(after.split(SEPARATOR, len(groups) - 1))
             if len(parts) != len(groups):
                 raise InvalidRequest(
-                    Code.REQUEST_INVALID, f"{after!r} is not an id of a line of this grouping.", param="after"
+                    Code.REQUEST_INVALID, f"{after!r} is not the id of a line with this grouping.", param="after"
                 )
             query = query.where(tuple_(*columns) > parts)
         # Without columns to group by, a sum over no rows would still be one line.

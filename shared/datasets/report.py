@@ -43,9 +43,10 @@ CONVERTED: dict[Conversion, str] = {
     "text parts": "content in parts, which are joined by line breaks",
     "functions": "functions in OpenAI's older form, which are read as tools and their calls",
     "refusal": "a refusal, which is learnt as the answer",
-    "answers not to learn": "answers marked as not to learn (train, loss or the like false, or masked), which weigh 0",
+    "answers not to learn": "answers marked as not to be learnt (e.g. train or loss is false, or masked is true), "
+    "which get the weight 0",
     "flat tools": "tools of another program's form (flat, or with input_schema), which are read as functions",
-    "tools as text": "tools as a text of JSON, which is read",
+    "tools as text": "tools as a string of JSON, which is parsed",
     "flat calls": "tool calls without `function`, which are read as calls of functions",
     "nulls of a merged schema": "nulls that a typed table put into tools or arguments, which are left out",
     "thoughts": "thoughts under another name, which are read as reasoning_content",

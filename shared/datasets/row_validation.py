@@ -283,7 +283,7 @@ def _wrapped(line: bytes) -> str:
     for key in islice(keys, _COMPARED_KEYS):
         inner = msgspec.json.decode(keys[key]) if bytes(keys[key]).startswith(b"{") else None
         if isinstance(inner, dict) and key.isprintable() and recognise(inner) not in (None, RowForm.TEXT):
-            return f"; a row is inside of `{key[:_MAX_KEY_CHARACTERS]}`: write it without this key around it"
+            return f"; a row is inside `{key[:_MAX_KEY_CHARACTERS]}`: write it without this key around it"
     return ""
 
 

@@ -320,7 +320,7 @@ def _thoughts(turn: _WrittenMessage, name: str, index: int, translated: Translat
                 translated.unused_keys.add(f"{name}[].{key}")
             continue
         if thoughts and value and value != thoughts:
-            raise _conflict(f"{name}[{index}].{key}", "the turn has other thoughts under another name")
+            raise _conflict(f"{name}[{index}].{key}", "the turn has different thoughts under another name")
         if value:
             thoughts = value
             translated.conversions.add("thoughts")
@@ -337,7 +337,7 @@ def _text(turn: _WrittenMessage, place: str, translated: Translated) -> str | No
     if not turn.refusal:
         return content
     if turn.role != "assistant" or content:
-        raise _conflict(f"{place}.refusal", "only an answer without content may refuse")
+        raise _conflict(f"{place}.refusal", "only an answer without content may have a refusal")
     translated.conversions.add("refusal")
     return turn.refusal
 

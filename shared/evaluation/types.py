@@ -74,7 +74,7 @@ class EvalSpec(GraderValue):
             raise ValueError(f"testing_criteria has the name {twice[0]!r} twice; names must be unique")
         for number, criterion in enumerate(self.testing_criteria):
             if isinstance(criterion, TextSimilarity) and criterion.pass_threshold is None:
-                raise ValueError(f"testing_criteria.{number} needs a pass_threshold, from which on an answer passes")
+                raise ValueError(f"testing_criteria.{number} needs a pass_threshold, the lowest score that passes")
         return self
 
 
@@ -189,11 +189,12 @@ class RunExtension(GraderValue):
     """Fields of a run that OpenAI's does not have."""
 
     incumbent: str | None = Field(
-        None, min_length=1, description="A second model, asked the same with the same seeds, and compared pair by pair."
+        None,
+        min_length=1,
+        description="A second model, which gets the same requests with the same seeds; the answers "
+        "are compared in pairs.",
     )
-    samples: StrictInt = Field(
-        1, ge=1, le=MAX_SAMPLES, description="Answers to each item, with a seed of their own each."
-    )
+    samples: StrictInt = Field(1, ge=1, le=MAX_SAMPLES, description="Answers to each item, each with its own seed.")
     noise_floor: StrictBool = Field(
         False, description="Request answers from the incumbent twice; their difference is the run's noise floor."
     )

@@ -104,7 +104,7 @@ def judge_cycles(
     reasons = {
         "insufficient_evidence": "Not shown: " + "; ".join(lacking) + ".",
         "not_eligible": f"The candidate does not meet the requirement in: {', '.join(failed)}.",
-        "eligible": f"In {distinct} distinct cycles the candidate gains, and loses in no KPI.",
+        "eligible": f"The candidate gains in {distinct} distinct cycles, and loses in no KPI.",
     }
     return PromotionResult(
         verdict=verdict, eligible=verdict == "eligible", reason=reasons[verdict], missing=lacking, cycles=results
@@ -151,7 +151,7 @@ def _of_other_backends(cycles: Sequence[PromotionCycle], gate: CyclesGate) -> It
     ):
         backends = {condition.backend for cycle in cycles if (condition := cycle.conditions[number])}
         if required and (others := sorted(backends - {required})):
-            yield f"the {role} is of the backend {', '.join(others)}, and the policy requires {required}"
+            yield f"the {role} has the backend {', '.join(others)}, but the policy requires {required}"
 
 
 def cycle_id(cycle: PromotionCycle) -> str:
@@ -248,7 +248,7 @@ def _identity(condition: ScorecardCondition) -> tuple[str | None, str | None]:
 def _across(cycles: Sequence[PromotionCycle]) -> Iterator[str]:
     """Iterate over the differences that keep cycles from being evidence of the same thing."""
     if len({cycle.spec.prompt_pack_version for cycle in cycles}) > 1:
-        yield "the cycles are of different prompt packs"
+        yield "the cycles use different prompt packs"
     for role in ("candidate", "incumbent"):
         conditions = [cycle.spec.condition(getattr(cycle, role)) for cycle in cycles]
         backends = sorted({condition.backend for condition in conditions if condition})

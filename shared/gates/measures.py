@@ -139,7 +139,7 @@ def share_lost(measure: str, pairs: Sequence[AnswerPair], of_item: Measure, shar
     loss = loss_of(measure, pairs, of_item, share)
     before = sum(loss.old) / len(loss.old)
     if before == 0:
-        return missing(measure, "loss_at_most", share, f"{measure} was 0 before, so no loss can be seen")
+        return missing(measure, "loss_at_most", share, f"{measure} was 0 before, so a loss cannot be measured")
     return replace(loss, margin=share * before)
 
 

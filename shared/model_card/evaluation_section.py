@@ -15,9 +15,10 @@ SOURCES = {
 }
 
 INTERVALS = (
-    "Base and tuned are means over tokens. The difference and its interval are means over rows, where a short row counts as much"
-    " as a long one. Each end of an interval holds with 95 % (BCa bootstrap over rows). That of the accuracy has two more rows,"
-    " one wholly better and one wholly worse, so that a few equal rows do not give an interval of no width."
+    "Base and tuned are means over tokens. The difference and its interval are means over rows, in which short and "
+    "long rows have the same weight. Each end of an interval holds with 95 % (BCa bootstrap over rows). The "
+    "interval of the accuracy includes two more rows, one wholly better and one wholly worse, so that a few equal rows "
+    "do not give an interval of zero width."
 )
 
 
@@ -28,7 +29,7 @@ def evaluation_section(evaluation: SelfEvaluation) -> str:
     parts += [f"\n> **Warning.** {inline(warning)}\n" for warning in evaluation.warnings]
     if evaluation.sample_answers:
         parts.append(
-            "\n### Sample answers\n\nWritten greedily by the base and by the adapter on it; not chosen by how good they are."
+            "\n### Sample answers\n\nWritten greedily by the base and by the adapter on it; not selected for quality."
             f" {evaluation.exact_answers} of {len(evaluation.sample_answers)} equal their reference.\n"
         )
         parts += ["".join(_sample(number, sample)) for number, sample in enumerate(evaluation.sample_answers, start=1)]

@@ -183,7 +183,10 @@ def _lineage(record: AdapterRecord) -> str:
 
 def _limits(manifest: AdapterManifest) -> str:
     points = [
-        f"The adapter belongs to {inline(manifest.base_model)} as its digests name it; on any other model it means nothing.",
+        (
+            f"The adapter belongs to {inline(manifest.base_model)} as its digests name it; it does not work on any other "
+            f"model."
+        ),
         "Safety and bias were not evaluated.",
         "It inherits the base model's limits, and what is wrong in the training data.",
     ]

@@ -57,8 +57,8 @@ class PreferredAnswers(EvaluationPart):
 
     reference: Literal["base", "parent"] = Field(description="The model that the run started from.")
     pairs: int
-    before: int = Field(description="Pairs in which it is the likelier one to that model.")
-    tuned: int = Field(description="Pairs in which it is to the tuned model.")
+    before: int = Field(description="Pairs in which that model finds the preferred answer more likely.")
+    tuned: int = Field(description="Pairs in which the tuned model finds the preferred answer more likely.")
     interval: tuple[float, float] | None = Field(
         description=(
             "Interval of (tuned - before) / pairs; each end holds with 95 % confidence. Null if there are too few "
@@ -69,9 +69,8 @@ class PreferredAnswers(EvaluationPart):
     def __str__(self) -> str:
         """One line of plain text."""
         return (
-            f"the preferred answer is the likelier one, per token, in {self.before} of {counted(self.pairs, 'pair')} "
-            f"to the {self.reference}"
-            f" and in {self.tuned} to the tuned model; "
+            f"the preferred answer is more likely per token in {self.before} of {counted(self.pairs, 'pair')} "
+            f"for the {self.reference} and in {self.tuned} for the tuned model; "
         ) + _change((self.tuned - self.before) / self.pairs, self.interval, 100.0, ".1f", " points", "")
 
 
@@ -110,7 +109,7 @@ class ServedEvaluation(EvaluationPart):
     """The measures of the serving tier: the same rows, token by token, through a replica."""
 
     base: str = Field(description="Name of the base that the replica serves.")
-    dtype: str = Field(description="In which it computes.")
+    dtype: str = Field(description="Dtype that the replica computes in.")
     weights: Literal["original", "twin"] = Field(
         description="The base's own weights, or those of its dequantised twin."
     )
@@ -136,7 +135,7 @@ class SelfEvaluation(EvaluationPart):
     held_out_copies: int = Field(
         0, description="Scored held-out rows that are trained on too, because the file repeats them."
     )
-    rows_available: int = Field(description="Rows of that source whose answer is one to give.")
+    rows_available: int = Field(description="Rows of that source whose answer is one that a model should give.")
     tokens: int = Field(description="Supervised tokens of these rows.")
     loss: PairedMeasure | None = Field(description="Nats per supervised token; lower is better.")
     token_accuracy: PairedMeasure | None = Field(description="Share of supervised tokens that the arg-max predicts.")
@@ -201,7 +200,7 @@ def shift_warning(evaluation: SelfEvaluation) -> str | None:
     if not served.tuned > (1 + LEAST_LOSS_SHARE) * trained.tuned:
         return None
     return (
-        f"A part of what was learnt is lost where it is served: the loss is {served.tuned:.4f} there and"
+        f"Serving loses a part of what was learnt: the loss is {served.tuned:.4f} there and"
         f" {trained.tuned:.4f} on the NF4 base of the training. {SHIFT_REMEDY}"
     )
 

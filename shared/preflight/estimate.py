@@ -376,5 +376,7 @@ def _notes(config: ModelConfig, seq_len: int, *, fits: bool | None, nearest: Nea
     if config.max_positions and seq_len > config.max_positions:
         notes.append(f"exec.seq_len {seq_len} is longer than the {config.max_positions} positions of the base.")
     if fits is False and nearest is None:
-        notes.append("No batch size or length fits: weights, adapter and the runtime's own share are too large alone.")
+        notes.append(
+            "No batch size or length fits: weights, adapter and the runtime's own share already exceed the memory."
+        )
     return notes

@@ -97,7 +97,7 @@ def with_answer_models(contract: FineTuneContract, parent: PlannedParent | None)
     if len(models) > MAX_ANSWER_MODELS:
         raise ContractRejected(
             Code.CONTRACT_INVALID,
-            f"{ANSWER_MODELS} has {len(stated)} entries, its limit, and lacks one for the models of {parent.id}.",
+            f"{ANSWER_MODELS} has {len(stated)} entries, which is the limit, but none for the models of {parent.id}.",
             remedy="Name several models in one entry.",
             param=ANSWER_MODELS,
         )

@@ -158,7 +158,8 @@ class Machine:
 
 
 PRICE_OF_NF4 = (
-    "served over the original weights it loses a part of what was learnt (base shift), over their twin nothing"
+    "served over the original weights, it loses a part of what was learnt (base shift); over their twin, it loses "
+    "nothing"
 )
 
 
@@ -282,7 +283,7 @@ class Vram(PreflightValue):
     optimizer: int = Field(description="AdamW's two moments: fp32, or 8 bit with their scales.")
     activations: int
     logits: int = Field(description="Logits and their loss.")
-    heap: int = Field(description="On a CPU: freed blocks that the C library keeps between others, a measured share.")
+    heap: int = Field(description="On a CPU: freed memory that the C library does not return, a measured share.")
     runtime: int = Field(description="On a GPU a stated allowance; on a CPU Python and its libraries, measured.")
 
     @property

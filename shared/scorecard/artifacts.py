@@ -141,7 +141,7 @@ class ScorecardFolder:
         again = make_event(condition, task, answers, checks, check)
         shown, said = again.model_dump(exclude=MEASURED), event.model_dump(exclude=MEASURED)
         if differing := [name for name in shown if shown[name] != said[name]]:
-            yield f"{condition.id}/{EVENTS}: {task.id}: the answers give another {', '.join(differing)}"
+            yield f"{condition.id}/{EVENTS}: {task.id}: the answers give a different {', '.join(differing)}"
 
 
 def read_events(path: Path) -> Iterator[ScorecardEvent]:

@@ -129,7 +129,7 @@ class SupervisionCounts:
         for notes, holds, reason in (
             (self.cut, example.truncated, f"{example.truncated} tokens are cut off at the beginning"),
             (self.last_turn_only, chat.last_turn_only, "the template writes earlier answers differently from the last"),
-            (self.prompt_differs, chat.prompt_differs, "the generation prompt is not how the answer's turn begins"),
+            (self.prompt_differs, chat.prompt_differs, "the answer's turn does not begin with the generation prompt"),
             (self.developer_as_system, chat.developer_as_system, "the template does not know the role developer"),
             (self.thoughts_left_out, "thoughts" in chat.left_out, "the template leaves out thoughts of an answer"),
             (self.names_left_out, "names" in chat.left_out, "the template leaves out names"),
@@ -177,7 +177,7 @@ class SupervisionCounts:
             self.no_end.add(chat.line, missing)
         for notes, holds, reason in (
             (self.cut, cut, f"{cut} tokens are cut off at the beginning of the prompt"),
-            (self.prompt_differs, chat.prompt_differs, "the generation prompt is not how the answer's turn begins"),
+            (self.prompt_differs, chat.prompt_differs, "the answer's turn does not begin with the generation prompt"),
             (self.developer_as_system, chat.developer_as_system, "the template does not know the role developer"),
             (self.thoughts_left_out, "thoughts" in chat.left_out, "the template leaves out thoughts of an answer"),
             (self.names_left_out, "names" in chat.left_out, "the template leaves out names"),

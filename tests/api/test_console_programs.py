@@ -310,12 +310,12 @@ def test_a_change_soon_after_the_last_load_is_loaded_later(program: Path) -> Non
     assert made == [1, 1, 2, 3, 3]
 
 
-def test_pairs_are_counted_with_the_likelier_answer(program: Path) -> None:
+def test_pairs_are_counted_by_preferred_answer(program: Path) -> None:
     one = {"reference": "base", "pairs": 1, "before": 0, "tuned": 1, "interval": None}
     many = {"reference": "parent", "pairs": 24, "before": 11, "tuned": 23, "interval": [0.25, 0.75]}
     assert run(program, f"[{json.dumps(one)}, {json.dumps(many)}].map(preferredAnswers).concat(counted(0, 'row'))") == [
-        "On 1 of 1 pair the preferred answer is the likelier one, per token; to the base, on 0.",
-        "On 23 of 24 pairs the preferred answer is the likelier one, per token; to the parent, on 11; difference 25.0 to 75.0 points (95 %).",
+        "On 1 of 1 pair the tuned model finds the preferred answer more likely, per token; the base, on 0.",
+        "On 23 of 24 pairs the tuned model finds the preferred answer more likely, per token; the parent, on 11; difference 25.0 to 75.0 points (95 %).",
         "0 rows",
     ]
 

@@ -72,7 +72,7 @@ def test_answers_stay_the_same_while_adapters_are_dropped_and_fetched(
         text(client, models[0])
         eventually(lambda: cached() <= max_bytes, what="the rest fits in")
         assert client.get("/health").status_code == 200
-    dropped = server.log.read_text().count("is removed from the cache to make room")
+    dropped = server.log.read_text().count("was removed from the cache to make room")
     assert dropped > 10, "files came and went"
 
 

@@ -166,7 +166,7 @@ export async function returnFromProvider(answer) {
     // Whoever made this address may know the half that fits it, and would get this browser to work in their name.
     throw new ApiError(401, {
       code: "SIGN_IN_STATE_INVALID",
-      message: "This answer of the identity provider fits no sign-in that began in this tab.",
+      message: "This answer of the identity provider does not belong to a sign-in that began in this tab.",
       remedy: "Begin again: press the button of single sign-on.",
     }, null);
   }

@@ -24,12 +24,12 @@ export function counted(value, noun) {
 }
 
 /**
- * On how many pairs the preferred answer is the likelier one, to the model that a run started from and to its own.
+ * Number of pairs in which the preferred answer is more likely, for the tuned model and for the model that the run started from.
  * @param {{reference: string, pairs: number, before: number, tuned: number, interval: [number, number] | null}} answers
  */
 export function preferredAnswers({ reference, pairs, before, tuned, interval }) {
   const points = interval?.map((end) => (100 * end).toFixed(1)).join(" to ");
-  return `On ${whole(tuned)} of ${counted(pairs, "pair")} the preferred answer is the likelier one, per token; to the ${plain(reference, 40)}, on ${whole(before)}${points ? `; difference ${points} points (95 %)` : ""}.`;
+  return `On ${whole(tuned)} of ${counted(pairs, "pair")} the tuned model finds the preferred answer more likely, per token; the ${plain(reference, 40)}, on ${whole(before)}${points ? `; difference ${points} points (95 %)` : ""}.`;
 }
 
 /**

@@ -60,7 +60,7 @@ def accepted(session: Session, secret: str, now: datetime, *, lock: bool = False
         raise Unauthenticated(
             Code.KEY_INVALID,
             "Incorrect API key provided: it is unknown or revoked.",
-            remedy="Make one with `mens keys create NAME`.",
+            remedy="Create a key with `mens keys create NAME`.",
         )
     key = Key.model_validate(row)
     ends = [key.expires_at, None if row.secret_sha256 == digest else key.previous_secret_until]
@@ -80,7 +80,7 @@ def expired(key: Key, until: datetime) -> Unauthenticated:
         )
     else:
         message = (
-            f"Incorrect API key provided: this secret of the key {key.name!r} was replaced, and ended at "
+            f"Incorrect API key provided: this secret of the key {key.name!r} was replaced, and is not accepted since "
             f"{until:%Y-%m-%dT%H:%M:%SZ}."
         )
         remedy = "Ask the person who rotated the key for its new secret."

@@ -88,8 +88,8 @@ def refuse_person(row: KeyRow) -> None:
     if row.subject is not None:
         raise Conflict(
             Code.KEY_OF_PERSON,
-            f"{row.name!r} is a person who signs in through the identity provider, which decides name and role, and "
-            "has no secret.",
+            f"{row.name!r} is the key of a person who signs in through the identity provider. The provider decides its "
+            f"name and role, and it has no secret.",
             remedy=(
                 "Change their groups there, or the rules in MENS_OIDC_RULES. To end their sign-ins now: `mens keys "
                 "revoke`."

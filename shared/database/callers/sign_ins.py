@@ -318,7 +318,8 @@ class SignIns:
         if row is None or not is_of_page or self._db.now(session) >= row.expires_at:
             raise Unauthenticated(
                 Code.SIGN_IN_STATE_INVALID,
-                "This answer of the identity provider fits no sign-in that began in this browser within ten minutes.",
+                "This answer of the identity provider does not belong to a sign-in that began in this browser in the "
+                "last ten minutes.",
                 remedy="Begin again: press the button of single sign-on.",
                 param="state",
             )
@@ -331,8 +332,8 @@ class SignIns:
         if row is None or key_row is None or now >= row.expires_at or not _is_valid(key_row, now):
             raise Unauthenticated(
                 Code.SIGN_IN_CODE_INVALID,
-                "This code does not sign in: each is valid once and for a minute.",
-                remedy="Make another one with `mens open`, or sign in with a key.",
+                "This sign-in code is not valid: a code works once, for one minute.",
+                remedy="Get another code with `mens open`, or sign in with a key.",
                 param="code",
             )
         return row, key_row

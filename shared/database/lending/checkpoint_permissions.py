@@ -133,7 +133,7 @@ class CheckpointPermissions:
         if is_lent(session, row):
             raise Forbidden(
                 Code.TENANT_FORBIDDEN,
-                f"The model {adapter_id} was lent to {self._tenant!r}, which may use it, but not lend it.",
+                f"The model {adapter_id} was lent to {self._tenant!r}, which may use it, but not lend it to others.",
                 remedy="Ask the tenant that trained it to create a permission for the other tenant.",
             )
         return row

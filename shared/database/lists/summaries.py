@@ -39,12 +39,12 @@ class JobSummary(Value):
         description="Steps, shards or items that are done; of a fine-tuning that has succeeded, its optimizer steps."
     )
     total_steps: int | None
-    train_loss: float | None = Field(description="The last one of a fine-tuning.")
+    train_loss: float | None = Field(description="Last training loss of a fine-tuning.")
     eta_seconds: float | None
     adapter_id: str | None = Field(description="Adapter that it has registered.")
     model_digest: str | None = Field(description="Merged model that it has stored.")
     alias_moved: bool | None = Field(description="Outcome for the alias: true if it was moved; null: none yet.")
-    gpu_minutes: float = Field(description="Used by its attempts that have ended.")
+    gpu_minutes: float = Field(description="GPU-minutes used by its attempts that have ended.")
     error: dict[str, Any] | None = Field(description="The error's code, message and `retryable`.")
     labels: dict[str, Any]
     version: int

@@ -62,7 +62,7 @@ class Move(Value):
     version: int = Field(description="The alias's version since this move.")
     moved_at: datetime
     verb: Verb
-    actor: str = Field(description="Who: the key's name, or the job's id.")
+    actor: str = Field(description="Author of the move: the key's name, or the job's id.")
     actor_id: str = Field(description="Id of the key or of the job.")
     reason: str
     before: Routing | StandsFor | None = Field(serialization_alias="from")

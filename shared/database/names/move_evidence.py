@@ -301,8 +301,8 @@ def _ungoverned(before: Standing, assignment: Assignment, name: str) -> Conflict
     policy = assignment.policy
     return Conflict(
         Code.GATE_MISSING,
-        f"{before.name!r} is governed by the policy {policy.name} ({policy.digest[:12]}), and would not be after "
-        "this move.",
+        f"{before.name!r} is governed by the policy {policy.name} ({policy.digest[:12]}), but would no longer be after "
+        f"this move.",
         remedy=(
             f"Assign it to {name!r} first: PUT /v1/policy_assignments/{ALIAS_PREFIX}{name}. Or ask an admin to "
             "override the policy with a reason."

@@ -132,7 +132,7 @@ class Costs:
             # PostgreSQL rejects strings with a NUL character.
             if len(parts) != len(groups) or any("\0" in part for part in parts):
                 raise InvalidRequest(
-                    Code.REQUEST_INVALID, f"{after!r} is not an id of a line of this grouping.", param="after"
+                    Code.REQUEST_INVALID, f"{after!r} is not the id of a line with this grouping.", param="after"
                 )
             query = query.where(tuple_(*columns) > parts)
         # Without columns to group by, a sum over no rows would still be one line.

@@ -108,7 +108,7 @@ def check_quota(session: Session, tenant: TenantName, hold: float, now: datetime
         if queued >= quota.queued_jobs:
             raise TooMany(
                 Code.QUEUED_JOBS_LIMITED,
-                f"The tenant {tenant!r} has {counted(queued, 'job')} in the queue, and may have {quota.queued_jobs}.",
+                f"The tenant {tenant!r} has {counted(queued, 'job')} in the queue; its limit is {quota.queued_jobs}.",
                 remedy="Wait until one has started, or cancel one; an operator can raise the quota.",
                 details={
                     "queued_jobs_limit": quota.queued_jobs,

@@ -98,7 +98,7 @@ class Endpoints:
             if (session.scalar(count) or 0) >= MAX_ENDPOINTS:
                 raise Conflict(
                     Code.WEBHOOK_ENDPOINTS_LIMITED,
-                    f"The tenant {self._tenant!r} has {MAX_ENDPOINTS} webhook endpoints, which is the most.",
+                    f"The tenant {self._tenant!r} has {MAX_ENDPOINTS} webhook endpoints, which is the limit.",
                     remedy="Delete one that is not needed: DELETE /v1/webhook_endpoints/{id}.",
                 )
             now = self._db.now(session)

@@ -14,7 +14,7 @@ MAX_SHOWN = 80
 """Most characters of a caller's own value in a fault."""
 LISTED = ("prefixItems", "anyOf", "oneOf", "allOf")
 """Keywords whose value is a list of schemas."""
-OLDER_DRAFT = "is true or false and not a list of names, as in an older draft of JSON Schema"
+OLDER_DRAFT = "is true or false, as in an older draft of JSON Schema, and not a list of names"
 """Fault of `required` in a property of an older draft."""
 _MEANINGFUL_NULLS = frozenset({"default", "const"})
 """Keywords of a schema whose value may be null."""
@@ -75,7 +75,7 @@ def schema_faults(schema: Any, path: str) -> Iterator[SchemaFault]:
     """
     if not isinstance(schema, dict):
         if not isinstance(schema, bool):
-            yield SchemaFault(path, "is not a schema, which is an object")
+            yield SchemaFault(path, "is not a schema: it must be an object")
         return
     kinds = schema.get("type", "object")
     for kind in kinds if isinstance(kinds, list) else [kinds]:

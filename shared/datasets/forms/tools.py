@@ -138,7 +138,7 @@ def check_tools(tools: list[Tool]) -> None:
             what = "white space" if bad[0].isspace() else f"the character {bad[0]!r}"
             raise _invalid(f"{place}.function.name {name[:40]!r} contains {what}", f"{place}.function.name")
         if name in names:
-            raise _invalid(f"{place} is a second tool of the name {name[:40]!r}", f"{place}.function.name")
+            raise _invalid(f"{place} is a second tool with the name {name[:40]!r}", f"{place}.function.name")
         names.add(name)
         if function.get("parameters") is not None:
             _check_parameters(function["parameters"], f"{place}.function.parameters")

@@ -133,7 +133,7 @@ def refuse_one_label(report: RatedReport | None, param: str, held_out: int | Non
     remedy += "; or set data.validation_split_ratio to 0, or give a validation file" if held_out else ""
     raise DatasetInvalid(
         Code.KTO_ONE_LABEL,
-        f"All {report.good or report.bad} answers {which} are rated {kind}, so there is nothing to tell apart.",
+        f"All {report.good or report.bad} answers {which} are rated {kind}, so the model has nothing to distinguish.",
         remedy=remedy + ("; or train on these answers with method.type supervised." if report.good else "."),
         param=param,
         details={"good": report.good, "bad": report.bad, "held_out": held_out or 0},

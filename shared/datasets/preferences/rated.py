@@ -101,7 +101,7 @@ def _chat(row: Row) -> Written:
 def _plain(row: Row, completion: str, used: tuple[str, ...]) -> Written:
     for name in ("prompt", completion):
         if not isinstance(row[name], str):
-            raise wrong_type(name, "text, as another part of the row is")
+            raise wrong_type(name, "a string, because another part of the row is one")
     prompt = [{"role": "user", "content": row["prompt"]}]
     if row.get("system"):
         prompt.insert(0, {"role": "system", "content": row["system"]})

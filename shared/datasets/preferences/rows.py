@@ -241,7 +241,7 @@ def _plain(row: Row) -> Written:
         if row.get(name) is None:
             raise missing(name)
         if not isinstance(row[name], str):
-            raise wrong_type(name, "text, as another part of the row is")
+            raise wrong_type(name, "a string, because another part of the row is one")
     prompt = [{"role": "user", "content": row["prompt"]}]
     if row.get("system"):
         prompt.insert(0, {"role": "system", "content": row["system"]})
@@ -361,7 +361,7 @@ def _without_answers(row: Row) -> RowError:
         rated = "the row rates one answer, as for KTO, and has no second one"
         return RowError(RowCode.ROW_METHOD_MISMATCH, rated, form=RowForm.KTO)
     if recognise(row):
-        learnt = "the row has no two answers to prefer one of; it is a row for supervised tuning"
+        learnt = "the row does not have a preferred and a rejected answer; it is a row for supervised tuning"
         return RowError(RowCode.ROW_METHOD_MISMATCH, learnt)
     names = "`chosen` with `rejected`, or `preferred_output` with `non_preferred_output`,"
     return RowError(RowCode.ROW_FIELD_MISSING, f"{names} is missing")

@@ -139,7 +139,7 @@ def test_what_is_chosen_never_takes_more_than_the_memory(memory: int, own: int, 
 def test_memory_that_is_missing_now_is_said_before_vllm_starts() -> None:
     settings, sizes = ServingSettings(serving_base="b"), CacheSizes(512, 3 * GIB, None, 1.0)
     check_free(settings, sizes, GIB, 4 * GIB)
-    with pytest.raises(MensError, match=r"BASE_DOES_NOT_FIT: b needs 4.00 GiB .* and 3.50 GiB is free"):
+    with pytest.raises(MensError, match=r"BASE_DOES_NOT_FIT: b needs 4.00 GiB .* but only 3.50 GiB is free"):
         check_free(settings, sizes, GIB, 7 * GIB // 2)
     check_free(ServingSettings(serving_base="b", serving_device="cuda"), CacheSizes(None, None), GIB, 0)
 

@@ -190,7 +190,7 @@ def test_dtype_by_base_and_device(config, device, requested, dtype):
 
 def test_float32_is_refused_for_linear_attention_on_cpu():
     configured = ServingSettings(serving_base="b", serving_dtype="float32")
-    with pytest.raises(MensError, match="bfloat16 alone") as caught:
+    with pytest.raises(MensError, match="only in bfloat16") as caught:
         choose_dtype(configured, parse_model_config(QWEN35_4B))
     assert caught.value.code == "SETTINGS_INVALID"
 
@@ -206,7 +206,7 @@ def test_float32_is_refused_for_linear_attention_on_cpu():
 def test_heads_that_a_cpu_cannot_compute_are_refused_there(config, changes, key):
     """vLLM would start, and end at the first request."""
     config = parse_model_config(config | changes)
-    with pytest.raises(MensError, match=f"{key} is {changes[key]}; on a CPU vLLM takes .*128") as caught:
+    with pytest.raises(MensError, match=f"{key} is {changes[key]}; on a CPU vLLM supports only .*128") as caught:
         check_head_sizes(ServingSettings(serving_base="b"), config)
     assert caught.value.code == "NOT_SERVABLE_HEAD_SIZE" and "GPU" in caught.value.remedy
     check_head_sizes(ServingSettings(serving_base="b", serving_device="cuda"), config)

@@ -178,7 +178,7 @@ def test_every_domain_profile_can_be_planned(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in domain_names() if name != "agents"])
 def test_profile_with_a_curriculum_needs_difficulties(name: str) -> None:
     made = resolve_contract(parse_contract({"data": {"train_file": "f"}}), domain=name).contract
-    with pytest.raises(ContractRejected, match="a row that states none counts as 5"):
+    with pytest.raises(ContractRejected, match="a row without a difficulty counts as 5"):
         plan(contract=made, difficulties={5: 100})
 
 

@@ -395,12 +395,12 @@ def test_notes_tell_of_every_chosen_value_that_was_not_kept_and_what_it_is(
     assert {note.partition(" is ")[0] for note in found.notes} == not_kept
     assert len(found.notes) == len(not_kept)
     for path in not_kept:
-        assert any(note.startswith(f"{path} is {values[path]}, not {chosen[path]} as the ") for note in found.notes)
+        assert any(note.startswith(f"{path} is {values[path]}, not {chosen[path]} as in the ") for note in found.notes)
         assert found.sources[path] == "ladder"
 
 
 UP_AND_DOWN = (
-    "not 128 as the preset has it, because the base is of 0.6B parameters and GPU memory is not known and the base has"
+    "not 128 as in the preset, because the base is of 0.6B parameters and GPU memory is not known and the base has"
     " 256 positions."
 )
 
@@ -425,7 +425,7 @@ def test_a_note_tells_the_value_that_is_trained_with(
     found = resolve(DATA, **known)
     assert flat_values(found.contract)[path] == value
     told = [one for one in found.notes if one.startswith(f"{path} ")]
-    assert told == ([f"{path} is {value}, {note} Set it yourself to keep it."] if note else [])
+    assert told == ([f"{path} is {value}, {note} To use 128, set the field yourself."] if note else [])
     assert found.sources[path] == ("ladder" if note else "domain" if "domain" in known else "preset")
 
 
@@ -435,7 +435,7 @@ def test_what_is_lowered_of_a_chosen_preset_is_told() -> None:
     assert "adapter.rank" in lowered
     for path in lowered:
         (note,) = [note for note in found.notes if note.startswith(f"{path} is ")]
-        assert "as the preset has it" in note
+        assert "as in the preset" in note
         assert "8B parameters and the GPU has 8000 MiB" in note
     assert resolve(DATA, preset="a100", parameters=300_000_000, vram_mb=80_000).notes == ()
     short = resolve(DATA, preset="a100", max_positions=512)

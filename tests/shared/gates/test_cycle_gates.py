@@ -339,4 +339,4 @@ def test_a_policy_may_require_the_backends_as_the_original_did() -> None:
     assert row_of(of_models(with_burn(1), with_burn(2)), **original).status is GateStatus.PASSED
     row = row_of(of_models(promotion_cycle(1), promotion_cycle(2)), **original)
     assert row.status is GateStatus.MISSING_EVIDENCE
-    assert row.message == "the candidate is of the backend qlora, and the policy requires burn"
+    assert row.message == "the candidate has the backend qlora, but the policy requires burn"

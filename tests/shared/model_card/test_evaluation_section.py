@@ -74,10 +74,10 @@ def test_of_pairs_it_says_which_answer_each_model_prefers():
     preferred = PreferredAnswers(reference="base", pairs=7, before=3, tuned=3, interval=None)
     shown = html(EVALUATION.model_copy(update={"preferred": preferred}))
     assert (
-        "<p>The preferred answer is the likelier one, per token, in 3 of 7 pairs to the base and in 3 to the tuned model;"
+        "<p>The preferred answer is more likely per token in 3 of 7 pairs for the base and in 3 for the tuned model;"
         in shown
     )
-    assert "likelier" not in html(EVALUATION)
+    assert "more likely per token" not in html(EVALUATION)
 
 
 def test_what_was_not_measured_is_said():

@@ -45,7 +45,7 @@ def test_the_summary_has_both_models_and_how_sure_it_is():
 def test_of_pairs_it_says_which_answer_each_model_prefers():
     preferred = PreferredAnswers(reference="parent", pairs=24, before=11, tuned=23, interval=(0.25, 0.75))
     assert summarize(EVALUATION.model_copy(update={"preferred": preferred}))[3] == (
-        "the preferred answer is the likelier one, per token, in 11 of 24 pairs to the parent and in 23 to the tuned model;"
+        "the preferred answer is more likely per token in 11 of 24 pairs for the parent and in 23 for the tuned model;"
         " better by 50.0 points (25.0 to 75.0 points; each end holds with 95 % confidence)"
     )
 
@@ -55,7 +55,7 @@ def test_single_things_are_in_the_singular():
     few = {"rows": 1, "rows_available": 1, "tokens": 1, "loss": None, "token_accuracy": None, "preferred": preferred}
     rows, pairs, *_ = summarize(EVALUATION.model_copy(update=few))
     assert rows == "1 of 1 held-out row; 1 supervised token"
-    assert "in 0 of 1 pair to the base and in 1 to the tuned model; better by 100.0 points" in pairs
+    assert "in 0 of 1 pair for the base and in 1 for the tuned model; better by 100.0 points" in pairs
 
 
 def test_rows_that_were_trained_on_are_called_so():

@@ -289,7 +289,7 @@ def test_shorter_rows_come_last_and_are_flagged() -> None:
 def test_nothing_fits_a_tiny_device() -> None:
     found = estimate(contract(), QWEN3_8B, rows=100, vram_bytes=2 * GIB)
     assert (found.fits, found.nearest_fit) == (False, None)
-    assert any("too large" in note for note in found.notes)
+    assert any("already exceed the memory" in note for note in found.notes)
 
 
 @pytest.mark.exhaustive

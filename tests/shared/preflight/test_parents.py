@@ -83,7 +83,7 @@ def test_answer_models_that_do_not_fit_are_those_of_the_parents_manifest(base: B
     assert len(whole.provenance.answer_models) == 64
     assert f"64 models that the manifest of {parent.id} names" in whole.provenance.answer_models
     assert with_answer_models(whole, parent).provenance == whole.provenance, "a contract that is sent again"
-    with pytest.raises(ContractRejected, match="lacks one for the models of"):
+    with pytest.raises(ContractRejected, match="but none for the models of"):
         with_answer_models(contract(64), parent)
 
 

@@ -52,7 +52,7 @@ def test_other_base_is_refused() -> None:
     name = contract().model.hf_repo
     assert error.message == f"{name} is not served here; mens-tiny is."
     assert error.remedy == (
-        f"Serve it with `mens up --base mens-tiny --base {name}`, or for replicas that you start yourself MENS_SERVING_BASE={name}; "
+        f"Serve it with `mens up --base mens-tiny --base {name}`, or set MENS_SERVING_BASE={name} for replicas that you start yourself; "
         "or train without publishing (`--no-publish`, artifact.publish = false)."
     )
     assert "a" * 12 not in str(error.as_dict()) and "b" * 12 not in str(error.as_dict())

@@ -128,7 +128,7 @@ def test_row_inside_of_a_row_is_named(tmp_path: Path) -> None:
     [error] = inspect_file(path).training.errors
     assert (error.code, error.reason.partition("; ")[2]) == (
         "ROW_FIELD_MISSING",
-        "a row is inside of `data`: write it without this key around it",
+        "a row is inside `data`: write it without this key around it",
     )
 
 

@@ -109,7 +109,7 @@ def test_required_of_an_older_draft_is_no_fault() -> None:
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
-    assert "a second tool of the name 'f'" in read(SERVED, {"name": "f"})[1].errors[0].reason
+    assert "a second tool with the name 'f'" in read(SERVED, {"name": "f"})[1].errors[0].reason
 
 
 @pytest.mark.parametrize("arguments", ["", "  ", "{}", "null", None, {}, ...])

@@ -310,7 +310,7 @@ def test_a_whole_run_is_trls(
 
 
 def plain_loop(run: Any, base: Path) -> tuple[list[tuple[float, float]], list[int]]:
-    """Loss and margin of each step; and in how many pairs the preferred answer is the likelier one, before and after."""
+    """Loss and margin of each step; and in how many pairs the preferred answer is more likely, before and after."""
     contract, exec_, section = run.plan.contract, run.plan.contract.exec, run.plan.contract.preference
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).requires_grad_(False)
     torch.manual_seed(exec_.seed)
