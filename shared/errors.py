@@ -4,11 +4,11 @@
     ├── InvalidRequest       the caller sent something wrong; sending it again cannot help
     │   ├── ContractRejected     a fine-tune contract that cannot be run
     │   ├── DatasetInvalid       a training file with errors, each with its line number
-    │   └── TooLarge             over a stated size limit
+    │   └── TooLarge             the request exceeds a stated size limit
     ├── Unauthenticated      no key, or a key that is not known
     ├── Forbidden            the key is known, but it may not do this
     ├── TooMany              a limit of the key, its tenant or the client's address is reached; try again
-    ├── TooSlow              the request did not come in the time that it has; try again
+    ├── TooSlow              the request did not arrive within its time limit; try again
     ├── NotFound             the named thing does not exist
     ├── Conflict             the thing exists, but its state forbids this
     │   └── LeaseLost            another attempt owns the job now; stop writing
@@ -425,7 +425,7 @@ class DatasetInvalid(InvalidRequest):
 
 
 class TooLarge(InvalidRequest):
-    """Over a stated size limit."""
+    """The request exceeds a stated size limit."""
 
 
 class Unauthenticated(MensError):
@@ -445,7 +445,7 @@ class TooMany(MensError):
 
 
 class TooSlow(MensError):
-    """The request did not come in the time that it has."""
+    """The request did not arrive within its time limit."""
 
     default_retryable = True
 

@@ -36,7 +36,7 @@ def keyed_client(
 
     Args:
         key: sent as a bearer token; empty: none.
-        connections: most connections at once.
+        connections: largest number of concurrent connections.
         tls: how the server's certificate is checked; None: against the public certificate authorities.
     """
     return httpx.Client(
@@ -130,6 +130,6 @@ class Retries:
             is_over = time.monotonic() - began > self.limit_seconds if limited else failures >= self.attempts
             if is_over or not self.is_temporary(outcome):
                 return outcome
-            # A server that says 0, or a time that has passed, would otherwise be asked without a pause.
+            # If a server says 0, or a time that has passed, requests would otherwise follow each other without a pause.
             wait = retry_after(outcome) or FIRST_WAIT_SECONDS * 2.0 ** max(failures - 1, 0)
             self.pause(min(wait, self.longest_wait) * random.uniform(1.0, JITTER), outcome)

@@ -89,7 +89,7 @@ def make_celery(broker_url: str) -> Celery:
             "max_retries": 0,
         },
         worker_hijack_root_logger=False,
-        # Without a file, whose times would be another clock's.
+        # Without a schedule file, because its times would come from a different clock.
         beat_scheduler="celery.beat:Scheduler",
     )
     return celery

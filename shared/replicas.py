@@ -80,7 +80,7 @@ class ReplicaCapabilities(BaseModel):
         served_digest: digest of the weights it serves; it differs from ``base_digest`` on a dequantised twin.
         twin_of: name of the base that it is the dequantised twin of.
         double_quant: double quantisation of the NF4 whose values a twin holds; None: it is not a twin, or of an earlier release.
-        dtype: in which vLLM computes, e.g. ``float32``; None when it is not reported.
+        dtype: dtype that vLLM computes in, e.g. ``float32``; None when it is not reported.
         max_lora_rank: largest rank that it loads.
         max_model_len: longest context in tokens that its settings require; None: the model's own, or what fits.
         context: tokens of the longest sequence that the engine takes; None: unknown, or an earlier release.

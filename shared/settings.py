@@ -232,7 +232,10 @@ class RetentionSettings(AdapterRetentionSettings):
         description="Time after which run folder, logs and curves of a finished job are removed; null: never.",
     )
     retain_model_days: float | None = Field(
-        None, ge=0, le=36500, description="Time after the end of its job after which a merged model is deleted; null: never."
+        None,
+        ge=0,
+        le=36500,
+        description="Time after the end of its job after which a merged model is deleted; null: never.",
     )
     retain_leftover_days: float | None = Field(
         None, ge=0, le=36500, description="Time after which the stored files of a failed job are removed; null: never."

@@ -106,7 +106,7 @@ class WorkerRegistry:
         """Return the machines of live workers; empty if Valkey does not respond."""
         try:
             entries = {name: _parse(raw) for name, raw in self._redis.hgetall(KEY).items()}
-            # A report from the future is of before the clock went back; a live worker soon replaces it.
+            # A report from the future was made before the clock was set back; a live worker soon replaces it.
             now = self._now()
             live = {
                 name: entry for name, entry in entries.items() if entry and abs(now - entry.seen_at) <= LIVE_SECONDS

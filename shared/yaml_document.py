@@ -31,7 +31,7 @@ def read_document(text: str, model: type[Model], noun: str, invalid: Invalid) ->
         faults = error.errors(include_url=False, include_input=False)
         where, line, reason = _described(faults[0], lines)
         if _is_kind(faults[0]):
-            # Of a value that may be of several kinds, each kind has its fault.
+            # A value that may be of several kinds has a fault for each kind.
             others = [_described(fault, lines) for fault in faults[1:] if _is_kind(fault)]
             kinds = [kind.removeprefix(_HAS_TO_BE) for place, _, kind in others if place == where]
             reason = " or ".join(dict.fromkeys([reason, *kinds]))

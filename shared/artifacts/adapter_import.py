@@ -1,7 +1,7 @@
 """Import an adapter that another program wrote; the file next to the weights shows which program.
 
-PEFT's folders are read in `peft_import.py`. The original's adapters are read here: the same numbers under PEFT's names,
-or a code that names what is missing.
+PEFT's folders are read in `peft_import.py`. The original's adapters are read here: they get PEFT's names with the same
+numbers, or are refused with a code that names what is missing.
 """
 
 from __future__ import annotations

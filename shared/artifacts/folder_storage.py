@@ -38,7 +38,7 @@ from shared.host import disk_errors, measure_folder
 
 TRASH_PREFIX, BLOB_PREFIX, FILE_PREFIX = "discarded-", "blob-", "file-"
 ABANDONED_SECONDS = 86_400
-"""Seconds after its last write when an incoming file counts as left by a killed process."""
+"""Seconds since its last write after which an incoming file counts as left by a killed process."""
 
 
 class FolderBlobWriter(TemporaryBlob):

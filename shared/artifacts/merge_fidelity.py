@@ -15,7 +15,7 @@ from shared.contract.choices import BaseWeights
 FIDELITY_NAME = "merge_fidelity.json"
 PROBES_NAME = "merge_probes.json"
 SHIFT_SHARE = 0.1
-"""Share of the adapter's effect at which a divergence from training causes a warning."""
+"""Share of the adapter's effect from which on a divergence from training causes a warning."""
 
 
 class Divergence(BaseModel):

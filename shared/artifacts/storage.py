@@ -179,8 +179,8 @@ class Storage(Protocol):
         ...
 
     def digests_at(self, kind: ArtifactKind, folders: Collection[Path]) -> frozenset[str]:
-        """Return digests of the artifacts whose files are in one of these local folders, as a base in the catalogue may
-        be.
+        """Return digests of the artifacts whose files are in one of these local folders. A base in the catalogue may
+        use such a folder.
 
         Always empty if the storage is not on a local disk, because its files cannot be used in place.
         """

@@ -59,7 +59,7 @@ def resolve_commit(repo: str, revision: str = "main") -> str:
         NotFound: ``MODEL_NOT_FOUND``.
         Forbidden: ``HUB_ACCESS_DENIED``: gated, and this token may not read it.
         Unavailable: ``HUB_UNAVAILABLE``.
-        InvalidRequest: ``REQUEST_INVALID``: no name of a repository.
+        InvalidRequest: ``REQUEST_INVALID``: not the name of a repository.
     """
     try:
         commit = HfApi(library_name="mens").model_info(repo, revision=revision, timeout=RESOLVE_SECONDS).sha

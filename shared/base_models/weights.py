@@ -54,7 +54,7 @@ def read_tensors(path: Path) -> Tensors:
         size = file.seek(0, 2)
         file.seek(0)
         length = int.from_bytes(file.read(8), "little")
-        # Checked before the header is read: a forged length must not take the memory.
+        # Checked before the header is read: a forged length must not exhaust the memory.
         if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
             raise _invalid(path, f"the header says {length} bytes of {size}; at most {MAX_HEADER_BYTES} are read")
         raw = file.read(length)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 RICH = 10
-"""Kinds of construct that make the richness 1."""
+"""Number of kinds of construct from which on the richness is 1."""
 MAX_DIAGNOSTICS = 20
 
 
@@ -60,7 +60,7 @@ class Check:
 
     @property
     def richness(self) -> float:
-        """Kinds of construct over :data:`RICH`, at most 1."""
+        """Number of kinds of construct divided by :data:`RICH`, at most 1."""
         return min(1.0, len(self.constructs) / RICH)
 
     @property
@@ -75,5 +75,5 @@ class Checker(Protocol):
     """
 
     def check(self, text: str) -> Check:
-        """Find all faults of a piece of code and its constructs. No code makes it raise."""
+        """Find all faults and constructs of a piece of code. It must not raise, whatever the code is."""
         ...

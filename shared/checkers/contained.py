@@ -1,4 +1,4 @@
-"""Check code that a model or a tenant wrote, in a child process with limits: no input ends or stalls the calling
+"""Check code that a model or a tenant wrote, in a child process with limits: no input can end or stall the calling
 process.
 
 CPython's parser and compiler recurse; deeply nested code can end the process that parses it. The child has no keys and

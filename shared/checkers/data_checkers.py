@@ -16,7 +16,7 @@ from shared.checkers.unit import Unit, Units, difficulty_of
 SQL_STEPS = 1_000_000
 """Limit of SQLite's computation for a table's definition, in steps of its virtual machine."""
 MAX_TABLES = 100
-"""Largest number of table definitions in one file for which its statements include them as context."""
+"""Largest number of earlier table definitions that a statement includes as its context; with more, it includes none."""
 CLAUSES = (
     "select", "distinct", "join", "where", "group by", "having", "order by", "limit", "union", "intersect", "except", "with", "over",
     "case", "exists", "insert", "update", "delete", "values", "returning", "create table", "create view", "create index",

@@ -55,7 +55,7 @@ class Unit:
 
     @property
     def richness(self) -> float:
-        """Kinds of construct over :data:`shared.checkers.checker.RICH`, at most 1."""
+        """Number of kinds of construct divided by :data:`shared.checkers.checker.RICH`, at most 1."""
         return min(1.0, len(self.constructs) / RICH)
 
 
@@ -72,7 +72,7 @@ class UnitFinder(Protocol):
     """The optional method of a checker."""
 
     def units(self, text: str) -> Units:
-        """Divide a file into its units, in the order of their first lines. No text makes it raise."""
+        """Divide a file into its units, in the order of their first lines. It must not raise, whatever the text is."""
         ...
 
 
@@ -100,6 +100,6 @@ def to_wire(unit: Unit) -> list[Any]:
 
 
 def from_wire(values: list[Any]) -> Unit:
-    """Return the unit of :func:`to_wire`'s values after a passage as JSON."""
+    """Rebuild a unit from the values of :func:`to_wire`, which have been written and read as JSON."""
     values[_USES] = tuple(values[_USES])
     return Unit(*values)

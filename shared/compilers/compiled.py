@@ -62,7 +62,7 @@ class Compilation:
 def run_compiler(compiler: Compiler, text: str, sandbox: Sandbox) -> Compilation:
     """Run a compiler on a piece of code. Its output files are lost.
 
-    The caller must know that this machine contains compilers: `probe.py` shows it.
+    The caller must know that this machine can confine compilers; `probe.py` tests it.
 
     Args:
         sandbox: the sandbox whose limits apply to all processes of the compiler together, and whose turns the compiler
@@ -106,7 +106,7 @@ def _run_once(compiler: Compiler, text: str, limits: Limits, sandbox: Sandbox) -
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A compiler that runs.
+    """A running compiler.
 
     Attributes:
         report: what the process wrote before it became the compiler; read it after it has ended.

@@ -23,7 +23,7 @@ _OF_GCC = ("/usr/lib/gcc", "/usr/libexec/gcc", "/usr/include", "/usr/local/inclu
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A program whose exit code says whether its input is code: 0 when it is.
+    """A program whose exit code says whether its input is valid code: 0 when it is.
 
     Attributes:
         command: the program's absolute path, and its arguments. It runs in a folder that holds only the code.

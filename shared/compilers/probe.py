@@ -1,5 +1,5 @@
-"""Probe whether this machine contains compilers: a program in the compiler's place, which its input controls
-completely, attacks from within.
+"""Probe whether this machine can confine compilers: a program that its input controls completely takes the compiler's
+place, and attacks from within.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def attack_compiler() -> tuple[Attack, ...]:
 
 @cache
 def _reason() -> str:
-    """Return why this machine does not contain compilers; empty when it does. Computed once in a process."""
+    """Return why this machine cannot confine compilers; empty when it can. Computed once in a process."""
     if reason := missing(LEVEL):
         return reason
     try:
@@ -97,8 +97,7 @@ def require_contained(language: str, sandbox: Sandbox) -> None:
     """Raise an error unless a compiler may run in this sandbox; the first call takes a second.
 
     Raises:
-        InvalidRequest: ``SANDBOX_UNAVAILABLE``: the sandbox's level is not bubblewrap, or does not hold
-            compilers.
+        InvalidRequest: ``SANDBOX_UNAVAILABLE``: the sandbox's level is not bubblewrap, or cannot confine compilers.
     """
     reason = f"the sandbox here is {sandbox.level}" if sandbox.level != LEVEL else _reason()
     if not reason:

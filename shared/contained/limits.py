@@ -36,7 +36,7 @@ def limit_added_processor_time(seconds: int) -> None:
 
 
 def end_after(processor_seconds: float, elapsed_seconds: float) -> None:
-    """Have the kernel end this process after either time from now on; exact to milliseconds."""
+    """Have the kernel end this process when one of the two times from now is over; exact to milliseconds."""
     signal.setitimer(signal.ITIMER_PROF, processor_seconds)
     signal.setitimer(signal.ITIMER_REAL, elapsed_seconds)
 

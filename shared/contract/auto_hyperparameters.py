@@ -1,4 +1,4 @@
-"""Values of ``auto`` hyper-parameters: pure rules, documented in docs/openai.md, echoed resolved.
+"""Values of ``auto`` hyper-parameters: pure rules, documented in docs/openai.md. Responses show the resolved values.
 
 - ``batch_size``: a 16th of the rows, rounded down to a power of two, between 1 and 8.
 - ``learning_rate``: the base's in the catalogue, else 2e-4.

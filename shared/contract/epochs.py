@@ -30,9 +30,9 @@ Histogram = Mapping[int, int]
 def highest_difficulty(contract: FineTuneContract, epoch: int) -> int:
     """Return the highest difficulty of this epoch's rows.
 
-    This is the schedule's value for the epoch; past its last value, or if it has none for the epoch, the last one
-    before. Without any, it rises linearly from 3 in the first epoch to 10 in the last, rounded up. It is 10 without a
-    curriculum.
+    This is the schedule's value for the epoch, or its last earlier value if it has none for this epoch. Without a
+    schedule, the bound rises linearly from 3 in the first epoch to 10 in the last, rounded up. Without a curriculum, it
+    is 10.
     """
     if not contract.curriculum.enabled:
         return HARDEST
@@ -78,7 +78,7 @@ def admitted_per_epoch(difficulties: Histogram, contract: FineTuneContract) -> l
 
 
 def replayed_rows(rows: int, available: int, ratio: float) -> int:
-    """Return the replay file's rows in an epoch of ``rows`` other rows: ⌈ratio·rows⌉, at most the whole file."""
+    """Return the number of replayed rows in an epoch of ``rows`` other rows: ⌈ratio·rows⌉, at most the whole file."""
     # Rounded first, because in floating point 0.1 · 70 is a little over 7.
     return min(math.ceil(round(ratio * rows, 9)), available)
 
@@ -91,8 +91,8 @@ def rows_per_epoch(
     Args:
         rows: rows that are trained on, a validation split taken out.
         contract: epochs, curriculum, and the share of replayed rows.
-        difficulties: difficulties of exactly these rows, for an exact result; of the rows before the split, or None, for an upper
-            bound.
+        difficulties: difficulties of exactly these rows give an exact result; those of the rows before the split, or
+            None, give an upper bound.
         replay: rows of the replay file; 0 without one.
 
     Raises:

@@ -16,7 +16,7 @@ from shared.contract.contracts import FineTuneContract
 from shared.contract.values import ContractValue
 
 LONGEST_NAME = 100
-"""Most characters of an unknown name that are compared."""
+"""Largest number of characters of an unknown name that are compared."""
 _ALIASES = {
     "model": "model.hf_repo",
     "base_model": "model.hf_repo",

@@ -43,7 +43,7 @@ MAX_RATED_WEIGHT = 100.0
 """Largest weight of a kind of rated answers."""
 PAIR_LOSSES = (PreferenceLoss.SIGMOID, PreferenceLoss.SIGMOID_NORM, PreferenceLoss.IPO)
 RATED_LOSSES = (PreferenceLoss.SIGMOID, PreferenceLoss.KTO)
-"""The first is the default, which stands for KTO's own."""
+"""The first is the default, which a contract has if it names no loss; then KTO uses its own."""
 
 
 class DataFile(ContractValue):
@@ -56,7 +56,8 @@ class DataFile(ContractValue):
 
 
 def _freeze(digests: dict[str, Sha256]) -> FrozenDict[Sha256]:
-    # Pydantic asks for a validator's signature, and from Python 3.12 on that of a dictionary's class takes anything.
+    # A function, because pydantic reads a validator's signature, and from Python 3.12 on a dictionary class has one
+    # that accepts anything.
     return FrozenDict(digests)
 
 

@@ -144,7 +144,7 @@ class Deletions:
                 do()
             if step is DeletionStep.OVER or (ends and step is DeletionStep.ALONE):
                 own.deleted_at = self._db.now(session)
-                # Still true where the previous release began the deletion.
+                # Still true if a process of the previous release began the deletion.
                 own.published = False
             return step
 
@@ -165,8 +165,8 @@ def adapter_needed_by(kind: str, plan: Mapping[str, Any]) -> str | None:
 
 
 def models_asked_by(session: Session, jobs: Sequence[JobRow]) -> dict[str, set[str]]:
-    """Return the models to which unfinished jobs send requests until they end, by the id of the job: those that an
-    evaluation compares and those that judge its answers, and those with which a judged adapter is compared. They
+    """Return the models to which unfinished jobs send requests until they end, by the id of the job: the models that an
+    evaluation compares, the models that judge its answers, and the models that a judged adapter is compared with. They
     include names of bases and aliases.
     """
     models_by_job = {job.id: models_of(job.plan) if job.kind == Kind.EVALUATE else set[str]() for job in jobs}
@@ -212,7 +212,8 @@ def keep_for_job(session: Session, tenant: TenantName, digest: str) -> None:
 
 
 def keep_models_for_job(session: Session, tenant: TenantName, models: Collection[str]) -> None:
-    """Lock the adapters among the models against deletion until the caller's transaction, which queues a job that asks them, has ended.
+    """Lock the adapters among the models against deletion until the caller's transaction, which queues a job that sends
+    requests to them, has ended.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``: one of them is being deleted.

@@ -42,7 +42,7 @@ from shared.job_series import SeriesChunk
 from shared.scheduling.fair_queue import FairQueue
 
 CLOCK_SLACK = timedelta(seconds=5)
-"""Largest time by which another transaction may have read the clock later."""
+"""Largest assumed difference between the times of the clock that two concurrent transactions have read."""
 UNLOCKED = select(JobRow).where(JobRow.id == bindparam("job_id")).with_for_update(skip_locked=True)
 
 

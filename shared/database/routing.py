@@ -48,7 +48,7 @@ class Target(Value):
 class Shadow(Value):
     """An adapter that gets copies of requests without affecting the caller's response; its responses are discarded.
 
-    With an eval they are first compared with the caller's.
+    With an eval, the responses are first compared with the caller's.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -42,8 +42,9 @@ class DatasetReport:
     Attributes:
         rows: valid rows.
         trainable_rows: valid rows that pass the filter.
-        warnings: the first rows that can be trained on, but hardly mean what they say; ``warnings_by_code`` counts all.
-        unused_keys: rows by key that is not used, at most ``max_keys`` keys; keys of a turn as ``messages[].key``.
+        warnings: the first rows that can be trained on, but are probably mistakes; ``warnings_by_code`` counts all.
+        unused_keys: number of rows for each unused key, at most ``max_keys`` keys; keys of a turn as
+            ``messages[].key``.
         conversions: number of rows by the kind of translation (``written_rows.py``).
         forms: number of bad lines by the other program's form that they have.
         advice: advice on the whole file, if one sentence explains its bad lines.
@@ -78,7 +79,7 @@ class DatasetReport:
             self.errors.append(LineError(line, error.reason, error.code, error.field))
 
     def add_warning(self, line: int, warning: RowError | None) -> None:
-        """Note what is odd about a valid row; None: nothing is."""
+        """Note the warning about a valid row, if it has one."""
         if warning is None:
             return
         self.warnings_by_code[warning.code] += 1

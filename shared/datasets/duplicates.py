@@ -68,7 +68,7 @@ class PairReport:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Lines that are equal to another or nearly the same, each with the one it is most similar to."""
+    """Lines that are equal to another or nearly the same, each with the line that it is most similar to."""
 
     second: NDArray[np.uint32]
     first: NDArray[np.uint32]
@@ -177,8 +177,8 @@ class ExactIndex:
         return PairReport.of(groups)
 
     def _share(self, number: int, of: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-        """Return the digests and lines of one of ``of`` shares of the rows; rows with equal digests are in the same
-        share.
+        """Divide the rows into ``of`` shares, and return the digests and lines of one; rows with equal digests are in
+        the same share.
         """
         digests, lines = np.frombuffer(self._digests, np.uint64), np.frombuffer(self._lines, np.uint32)
         if of == 1:
@@ -310,7 +310,7 @@ class NearIndex:
 
 
 def joined(groups: list[Pairs]) -> Pairs:
-    """Return all pairs in one."""
+    """Join groups of pairs into one."""
     return Pairs(
         np.concatenate([np.empty(0, np.uint32), *(pairs.second for pairs in groups)]),
         np.concatenate([np.empty(0, np.uint32), *(pairs.first for pairs in groups)]),

@@ -201,8 +201,8 @@ def _in_order(keys: list[_Said]) -> list[tuple[str, int]]:
 def _objects(block: bytes) -> int:
     """Return the number of lines if each of them begins and ends like an object and none is too long; otherwise 0.
 
-    If the block then decodes into as many values, each line has exactly one: between ``}`` and ``{`` nothing inside of
-    a value can be a line end, so every value ends with its line.
+    If the block then decodes into as many values, each line has exactly one: a line end between ``}`` and ``{`` cannot
+    be inside a value, so every value ends with its line.
     """
     data = np.frombuffer(block, np.uint8)
     ends = places(data == _NEWLINE)

@@ -75,11 +75,12 @@ class RatedReport(ReportPart):
 class FileReport(ReportPart):
     """One file. ``rows`` are the valid ones; ``trainable_rows`` of them pass the filter.
 
-    ``warnings`` are the first valid rows that hardly mean what they say, and ``warnings_by_code`` counts all of them.
+    ``warnings`` are the first valid rows that are probably mistakes, and ``warnings_by_code`` counts all of them.
     ``difficulties`` counts the valid rows as they are labelled, ``trainable_difficulties`` the trainable ones as a
     curriculum counts them. ``unused_keys`` counts rows by key that is not used (of a turn: ``messages[].key``), and
-    ``conversions`` rows by the part that is read in a form that differs from the written one. ``forms`` counts bad lines by the form
-    of another program that they are in, and ``advice`` is on the file as a whole. ``preferences``: of a file of pairs;
+    ``conversions`` rows by the part that is read in a form that differs from the written one. ``forms`` counts bad
+    lines by the form of another program that they are in, and ``advice`` is on the file as a whole. ``preferences``: of
+    a file of pairs;
     ``rated``: of a file of rated answers.
     """
 

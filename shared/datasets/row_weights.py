@@ -26,8 +26,8 @@ def row_weight(row: Labelled, section: TrajectorySection) -> tuple[float, bool]:
         section: the boosts; when it is not enabled every row weighs 1.
 
     Returns:
-        The weight, finite and in [0, 8], and whether the product of the boosts had to be replaced to get there: by the
-        nearest bound, or by 1 when it was not finite.
+        The weight, finite and in [0, 8]; and whether it differs from the product of the boosts. A product out of range
+        is replaced by the nearest bound, and one that is not finite by 1.
     """
     if not section.enabled:
         return 1.0, False

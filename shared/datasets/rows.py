@@ -113,7 +113,8 @@ class SyntaxSpan(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 class Labels(msgspec.Struct, frozen=True, gc=False):
     """Metadata of a row, as in every form of row.
 
-    ``id`` and ``origin`` have no effect; a corpus writes them (``corpus``), and other programs anything.
+    ``id`` and ``origin`` have no effect; a corpus writes them (``corpus``), and in files of other programs they may
+    hold anything.
     """
 
     rating: Rating | None = None

@@ -164,7 +164,7 @@ def translate(line: bytes) -> Translated:
 
 
 def translate_tools(translated: Translated) -> None:
-    """Give the tools and the calls of a translated row the form of the chat API.
+    """Convert the tools and the calls of a translated row to the form of the chat API.
 
     Raises:
         RowError: ``ROW_TOOL_INVALID``.
@@ -177,7 +177,7 @@ def translate_tools(translated: Translated) -> None:
 
 
 def _refuse_by_keys(row: _Keys, written: _WrittenRecord) -> None:
-    """Refuse a row that is marked as not to be trained on, and one whose parts would be missing.
+    """Refuse a row that is marked as not to be trained on, and a row of which parts would be missing.
 
     Raises:
         RowError: ``ROW_EXCLUDED``, ``ROW_FIELD_CONFLICT``, ``ROW_PART_UNSUPPORTED``.

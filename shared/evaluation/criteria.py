@@ -40,7 +40,7 @@ SAMPLE_SCHEMA: dict[str, Any] = {
     "required": ["output_text"],
 }
 MAX_REFERENCES = 16
-"""Limit of a schema's references that are followed, one after the other."""
+"""Largest number of a schema's references that are followed one after another."""
 HERE_UNKNOWN = frozenset({Code.SANDBOX_UNAVAILABLE, Code.GRADER_UNSUPPORTED})
 """Error codes for parts that this installation lacks: such an eval can be stored, but is refused when it is run."""
 
@@ -88,7 +88,7 @@ def check_for_traffic(spec: EvalSpec) -> None:
     """Check that the criteria of an eval can judge answers to real requests, for which no item was prepared.
 
     Raises:
-        InvalidRequest: ``EVAL_INVALID``: a template names another field of the item than its messages.
+        InvalidRequest: ``EVAL_INVALID``: a template names a field of the item other than its messages.
     """
     for number, criterion in enumerate(spec.testing_criteria):
         if reads_both(criterion):

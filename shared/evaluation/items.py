@@ -83,7 +83,7 @@ def check_items(
         spec: the eval's specification.
         prompt: template for each item; None: no model gets a request.
         is_sampled: whether a model answers; else the items' own answers are judged.
-        limit: most items.
+        limit: largest number of items.
 
     Raises:
         InvalidRequest: ``EVAL_TOO_MANY_ITEMS``; ``EVAL_ITEMS_INVALID``: a line is not an item.

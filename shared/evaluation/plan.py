@@ -59,7 +59,7 @@ class EvaluationPlan(GraderValue):
         seed: seed of the first answer to each item; further answers count up from it.
         samples: number of answers to each item.
         margin: accepted loss of the first model against the second.
-        noise_floor: whether the second answers twice.
+        noise_floor: whether the second model answers twice.
         data_source: the run's, as requested, without the rows.
     """
 

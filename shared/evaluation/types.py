@@ -100,7 +100,7 @@ class FileId(GraderValue):
 
 
 class StoredSource(BaseModel):
-    """Answers that a server has stored, which Mens has not: refused when a run is created."""
+    """Answers that a server has stored. Mens stores none, so this source is refused when a run is created."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     type: Literal["stored_completions", "responses", "logs"]
@@ -266,7 +266,7 @@ class ItemResult(BaseModel):
         item_index: index of the item in its source, from 0.
         sample_index: the answer's index, from 0.
         incumbent: the second model's answer to the same item, if a run has one.
-        repeated: its second answer, if the run measures the noise floor.
+        repeated: the second model's second answer, if the run measures the noise floor.
     """
 
     model_config = ConfigDict(frozen=True)

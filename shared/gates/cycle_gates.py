@@ -179,7 +179,7 @@ def _results(cycles: Sequence[PromotionCycle]) -> Iterator[CycleResult]:
         seeds = [_model_of(spec.condition(name)).get("training_seed") for name in (cycle.candidate, cycle.incumbent)]
         id_of_cycle, key = cycle_id(cycle), (spec.items_digest(), *seeds)
         missing = [*_missing(cycle)]
-        # The numbers of an incomplete cycle would not be about the tasks that they seem to be about.
+        # The numbers of an incomplete cycle would not cover the tasks that they claim to cover.
         deltas = [] if missing else compare_kpis(_events(cycle, cycle.candidate), _events(cycle, cycle.incumbent))
         shown = {delta.kpi for delta in deltas}
         missing += [
@@ -206,7 +206,7 @@ def _events(cycle: PromotionCycle, condition_id: str) -> dict[str, ScorecardEven
 
 
 def _missing(cycle: PromotionCycle) -> Iterator[str]:
-    """Iterate over the faults that keep a cycle from being evidence, whatever its results."""
+    """Iterate over the faults because of which a cycle is not evidence, whatever its results are."""
     spec = cycle.spec
     conditions = [spec.condition(name) for name in (cycle.candidate, cycle.incumbent)]
     for role, name, condition in zip(
@@ -246,7 +246,7 @@ def _identity(condition: ScorecardCondition) -> tuple[str | None, str | None]:
 
 
 def _across(cycles: Sequence[PromotionCycle]) -> Iterator[str]:
-    """Iterate over the differences that keep cycles from being evidence of the same thing."""
+    """Iterate over the differences because of which cycles are not evidence for the same comparison."""
     if len({cycle.spec.prompt_pack_version for cycle in cycles}) > 1:
         yield "the cycles use different prompt packs"
     for role in ("candidate", "incumbent"):

@@ -18,7 +18,7 @@ class TorchGpu(BaseModel):
 
     Attributes:
         capability: its compute capability, e.g. 8.9 as (8, 9).
-        memory_bytes: the GPU's bytes, or of the part of it that is used (MIG).
+        memory_bytes: memory of the GPU, or of the part of it that is used (MIG).
         uuid: the driver's name of it.
     """
 
@@ -55,7 +55,7 @@ class TorchReport(BaseModel):
 
 def ask_torch() -> TorchReport:
     """Return torch's answer, from a child process."""
-    # -P: neither the working folder nor this package's hides torch.
+    # With -P, a module in the working folder or in this package's folder cannot hide torch.
     command = [sys.executable, "-P", str(PROGRAM)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=True)

@@ -1,6 +1,6 @@
 """The GPUs that an adapter can be trained on here, and the reason why a GPU that the driver shows is not among them.
 
-A machine without a GPU has neither: torch is not started there.
+On a machine without a GPU both are empty, and torch is not started.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ def require_code_check(check: CodeCheck, sandbox: Sandbox | None) -> None:
     """Raise an error unless code can be checked here.
 
     Raises:
-        InvalidRequest: ``CHECKER_NOT_FOUND``; ``SANDBOX_UNAVAILABLE``: the check needs a compiler, and nothing here
-            contains it.
+        InvalidRequest: ``CHECKER_NOT_FOUND``; ``SANDBOX_UNAVAILABLE``: the check needs a compiler, and no sandbox here
+            can confine it.
         Unavailable: ``CHECKER_FAILED``: a compiler's package has a fault.
     """
     language = compiled_language(check)

@@ -49,7 +49,7 @@ class GraderValue(BaseModel):
 
 
 class NamedGrader(GraderValue):
-    """Fields of every grader; OpenAI's own examples leave out the name, which is the type then."""
+    """Fields of every grader; OpenAI's own examples leave out the name; the type is then used as the name."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=256)]
 

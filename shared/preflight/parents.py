@@ -70,7 +70,7 @@ def inherited_values(contract: FineTuneContract, parent: PlannedParent | None, c
     rank = contract.adapter.rank if "rank" in contract.adapter.model_fields_set else parent.rank
     alpha = min(max(1, round(rank * parent.alpha / parent.rank)), MAX_ALPHA)
     values: dict[str, Any] = {"adapter.rank": parent.rank, "adapter.alpha": alpha}
-    # A parent of every linear layer leaves the field at its default, which means them all.
+    # If the parent adapts every linear layer, the field keeps its default, which means all of them.
     if set(parent.target_modules) != _modules(config, None):
         values["adapter.target_modules"] = list(parent.target_modules)
     if parent.quant_base is BaseQuant.NF4 and not parent.double_quant:

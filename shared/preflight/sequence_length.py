@@ -1,7 +1,7 @@
 """Decide ``exec.seq_len`` if it is left out: the data's longest row, within the bounds of base and memory.
 
 The contract's own default would silently cut the beginning of longer rows, system text first. Pure arithmetic: the
-supervision report shows which rows are truncated all the same.
+supervision report shows which rows are still truncated.
 """
 
 from __future__ import annotations

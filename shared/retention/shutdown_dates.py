@@ -24,7 +24,7 @@ def shutdown_dates(database: Database, settings: AdapterRetentionSettings, jobs:
     Jobs that have not finished may keep an adapter for longer.
 
     Args:
-        jobs: whose adapters are read: the policy compares an adapter with the others of its job alone.
+        jobs: the jobs whose adapters are read; the policy compares an adapter only with others of its job.
     """
     policy = Policy(
         checkpoints=settings.retain_checkpoints,

@@ -37,8 +37,8 @@ class Sandbox:
     """Grades items, each in a process of its own that can reach nothing. Thread-safe.
 
     Args:
-        level: level that contains the code. The caller must know that it holds on this machine; :meth:`open` uses the
-            probe's.
+        level: level at which the code is confined. The caller must know that it holds on this machine; :meth:`open`
+            uses the probe's.
         limits: limits of one item.
         parallel: number of concurrent items; further calls wait for their turn.
     """
@@ -72,7 +72,7 @@ class Sandbox:
             share: items at once of all sandboxes that share this memory; equals ``parallel`` when left out.
 
         Raises:
-            InvalidRequest: ``SANDBOX_UNAVAILABLE``: no level here contains code.
+            InvalidRequest: ``SANDBOX_UNAVAILABLE``: no level on this machine can confine code.
             Unavailable: ``SANDBOX_FAILED``: it does not start.
         """
         if report.level is None:
@@ -132,7 +132,7 @@ class Sandbox:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for a turn, like an item, for other work that is contained in the same way."""
+        """Wait for a turn, as an item does, for other work that is confined in the same way."""
         with self._slots:
             yield
 
@@ -300,7 +300,7 @@ _ERRORS: dict[str, tuple[Code, str, str]] = {
 
 
 def unavailable(report: SandboxReport) -> InvalidRequest:
-    """Return the refusal of code on a machine that cannot contain it."""
+    """Return the refusal of code on a machine that cannot confine it."""
     message = f"This machine has no sandbox to run Python code in ({report.statement})."
     remedy = (
         "Use another grader, or a check in its block `mens`; docs/evaluation.md lists the requirements of a sandbox."

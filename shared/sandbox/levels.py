@@ -62,7 +62,7 @@ class SandboxReport:
     """Result of a probe; a receipt names it.
 
     Attributes:
-        level: level that code runs at; None when none here contains it.
+        level: level that code runs at; None when no level here can confine it.
         reasons: reason for each level that was tried and rejected.
         attacks: attacks that were tried at the accepted level.
     """

@@ -1,4 +1,4 @@
-"""Find the level at which this machine can contain code: a level that fails any attack is rejected."""
+"""Find the level at which this machine can confine code: a level at which any attack succeeds is rejected."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ ALLOWED_WITH: dict[str, tuple[int, tuple[int, ...]]] = {
     "ioctl": (1, (0x5401, 0x5450, 0x5451, 0x541B)),
     # Copies, flags and locks. Not F_SETOWN and F_SETSIG: with them the kernel signals a process of the caller's choice.
     "fcntl": (1, (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)),
-    # One's own limits, which can only be lowered.
+    # The process's own limits, which can only be lowered.
     "prlimit64": (0, (0,)),
     # A thread's name.
     "prctl": (0, (15, 16)),

@@ -43,7 +43,7 @@ def items_needed(difference: float, spread: float, alpha: float = 0.05, power: f
         difference: the smallest to detect.
         spread: mean of the squared differences of pairs; for passes and failures, the share of items on which the
             models differ.
-        alpha: alpha of a false alarm.
+        alpha: probability of a false alarm.
         power: probability of detecting an existing difference.
     """
     left = max(spread - difference**2, 0.0)

@@ -11,7 +11,8 @@ def spent_alpha(alpha: float, attempt: int) -> float:
 
     The error probability of all repetitions together is then at most alpha, for any number of repetitions.
 
-    Source: Foster and Stine, "Alpha-investing" (2008), whose plain spending this is; the sum is Basel's.
+    Source: Foster and Stine, "Alpha-investing" (2008): this is their plain spending rule. The factor makes the levels
+        add up to alpha (the Basel problem).
 
     Raises:
         ValueError: the attempt is below 1.

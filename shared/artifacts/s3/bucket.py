@@ -1,8 +1,8 @@
 """A bucket's objects: put, get, list and delete, by keys below the installation's prefix.
 
-The client is boto3's. It retries what can be retried a few times, finds its own credentials (environment, web identity,
-instance role) and is made at the first use, because each process needs its own. Every object is written with the
-SHA-256 of its bytes, or of each of its parts, which the server compares with the received bytes.
+The client is boto3's. It retries temporary errors a few times, finds its own credentials (environment, web identity,
+instance role) and is created at the first use, because each process needs its own client. Every object is written with
+the SHA-256 of its bytes, or of each of its parts, which the server compares with the received bytes.
 """
 
 from __future__ import annotations

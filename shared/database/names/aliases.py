@@ -45,7 +45,7 @@ class Alias(Routing):
 
 
 class GovernedAlias(Alias):
-    """An alias, and what governs it."""
+    """An alias, and the policy assignment that governs it."""
 
     governed_by: Assignment | None = Field(
         description=(
@@ -129,8 +129,8 @@ class Aliases:
         return alias
 
     def governed(self, name: str | None = None) -> list[GovernedAlias]:
-        """Return all aliases, or the one of a name, each with the assignment that governs it; in a few queries, however
-        many there are.
+        """Return all aliases, or the one with a given name, each with the assignment that governs it; in a few queries,
+        however many there are.
 
         Raises:
             NotFound: ``ALIAS_NOT_FOUND``: none has the name.
@@ -156,7 +156,7 @@ class Aliases:
         return [GovernedAlias(**dict(alias), governed_by=governing[alias.name]) for alias in aliases]
 
     def history(self, name: str, *, before: int | None = None, limit: int = 100) -> list[Move]:
-        """Moves of an alias, newest first; ``before`` is the last version that was returned before.
+        """Return the moves of an alias, newest first; ``before`` is the last version that was returned before.
 
         If the tenant sees no alias of that name, the moves are those of a deleted alias, preferably the tenant's own.
 
@@ -283,7 +283,7 @@ class Aliases:
             return Governed(policy=governing(session, before), incumbent=before.incumbent and before.incumbent.id)
 
     def _seen(self, session: Session, name: str | None = None) -> list[Alias]:
-        """Return the aliases that the tenant sees, all or the one of a name."""
+        """Return the aliases that the tenant sees, all or the one with a given name."""
         aliases = []
         for row, *hidden in aliases_by_name(session, self._tenants, name).values():
             routing = state_of(row)

@@ -74,7 +74,7 @@ class ForeignNames:
         raise _unknown(name)
 
     def history(self, name: str, *, before: int | None = None, limit: int = 100) -> list[Move]:
-        """Moves of a name, newest first; ``before`` is the last version that was returned before.
+        """Return the moves of a name, newest first; ``before`` is the last version that was returned before.
 
         Raises:
             NotFound: ``NAME_NOT_FOUND``: it never existed.

@@ -100,7 +100,7 @@ class AuditLog:
             return [AuditEvent.model_validate(row) for row in session.scalars(query)]
 
     def prune(self, through: int, events: int) -> int:
-        """Delete the events up to a number, and log that deletion with their last time; that event stays.
+        """Delete the events up to a number. A new event records the deletion and the time of the last deleted one.
 
         Args:
             through: number of the last event to delete.

@@ -116,7 +116,8 @@ class Costs:
     def each_line(
         self, payer: Payer, period: Period, group_by: Sequence[CostGroup], *, after: str | None = None, limit: int = 100
     ) -> Generator[CostLine, None, None]:
-        """Yield what :meth:`lines` returns, some hundred at a time; a connection is in use until the last one.
+        """Yield the lines that :meth:`lines` returns, some hundred at a time; a database connection is in use until the
+        last one.
 
         Raises:
             InvalidRequest: as :meth:`lines`.

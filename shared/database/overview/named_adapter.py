@@ -8,7 +8,7 @@ from shared.errors import Code, Conflict, NotFound
 
 
 def find_to_continue(adapters: Adapters, names: ForeignNames, name: str, param: str) -> Adapter:
-    """Return the adapter that a run may continue from; of a split alias, the one with the most weight.
+    """Return the adapter that a run may continue from; for a split alias, the adapter with the most weight.
 
     Args:
         param: the request's field that has the name.

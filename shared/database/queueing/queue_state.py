@@ -1,4 +1,4 @@
-"""The state of the queue, read from the rows; the resulting places, and the accuracy of past estimates."""
+"""The state of the queue, read from the rows, with the place of each job and the accuracy of past estimates."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Values that both databases accept: strings, and JSON columns as text.
 
-A foreign name, of a tensor or a file, may have half of a surrogate pair or a NUL. PostgreSQL refuses them, and no
-response can be written with the former.
+The name of a tensor or a file may contain half of a surrogate pair or a NUL. PostgreSQL refuses both, and a response
+cannot contain half of a surrogate pair.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ JITTER = 0.2
 LEASE = timedelta(seconds=120)
 """Lease of a delivery, longer than an attempt can take; then another worker may send it again."""
 CLOCK_SLACK = timedelta(seconds=5)
-"""Largest time by which another transaction may have read the clock later."""
+"""Largest assumed difference between the times of the clock that two concurrent transactions have read."""
 KEPT = timedelta(days=7)
 """How long an ended delivery stays listed."""
 GONE = 410

@@ -158,7 +158,7 @@ class Endpoints:
 
         Args:
             endpoint_id: the endpoint's id.
-            keep_old: whether the secret so far signs too, for 24 hours.
+            keep_old: whether the old secret also signs, for another 24 hours.
 
         Returns:
             the endpoint, and its new secret.

@@ -58,8 +58,8 @@ def _endpoints(session: Session, tenant: str) -> Sequence[WebhookEndpointRow]:
     query = select(WebhookEndpointRow).where(
         WebhookEndpointRow.tenant == tenant, WebhookEndpointRow.disabled_at.is_(None)
     )
-    # Locked as by a foreign key: an endpoint that is being deleted is waited for and then left out, and fails no job's
-    # end.
+    # Locked as by a foreign key: if an endpoint is being deleted, this waits and then leaves it out, so that the job
+    # can still end.
     return session.scalars(query.with_for_update(read=True, key_share=True)).all()
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 MAX_SHOWN = 80
-"""Most characters of a caller's own value in a fault."""
+"""Largest number of characters of a caller's value that a fault quotes."""
 LISTED = ("prefixItems", "anyOf", "oneOf", "allOf")
 """Keywords whose value is a list of schemas."""
 OLDER_DRAFT = "is true or false, as in an older draft of JSON Schema, and not a list of names"
@@ -67,7 +67,7 @@ class SchemaFault(NamedTuple):
 
 
 def schema_faults(schema: Any, path: str) -> Iterator[SchemaFault]:
-    """Yield the faults of a schema, and of the schemas inside of it.
+    """Yield the faults of a schema, and of the schemas inside it.
 
     Args:
         schema: as it was written.

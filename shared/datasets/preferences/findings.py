@@ -156,7 +156,7 @@ def warnings(report: PreferenceReport, kind: str = "") -> list[str]:
 
 
 def refuse_contradictions(report: PreferenceReport | None, param: str) -> None:
-    """Refuse a file in which too many pairs contradict another.
+    """Refuse a file in which too many pairs contradict an earlier one.
 
     Raises:
         DatasetInvalid: ``PREFERENCES_CONTRADICT``.

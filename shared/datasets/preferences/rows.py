@@ -68,7 +68,9 @@ class PairRecord(PreferenceRecord, frozen=True, gc=False, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ParsedPreference:
-    """A row of preferences, the keys in it that have a value and no meaning here, and a warning about its answer to give."""
+    """A row of preferences, its keys that have a value but no meaning here, and a warning about the answer that is
+    learnt.
+    """
 
     record: PreferenceRecord
     unused_keys: list[str]
