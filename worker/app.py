@@ -61,7 +61,8 @@ app.conf.update(
     worker_send_task_events=False,
     # The lease decides who owns a job, not the connection to the broker.
     worker_cancel_long_running_tasks_on_connection_loss=False,
-    # A message expires when the next one is sent, so a restarted control worker finds one of each kind, no backlog.
+    # A message expires when the next one is sent, so a restarted control worker finds one message of each kind and no
+    # backlog.
     beat_schedule={
         task: {"task": task, **every(seconds)}
         for task, seconds in (
@@ -267,8 +268,8 @@ def _exit_after(child: int) -> None:
 def set_up_logging(**_: Any) -> None:
     """Log one record per line to stderr, without colours; stdout is not redirected."""
     configure_logging(settings.log_format, logging.INFO)
-    # They log each message of the schedule three times, several times a minute, and on a slow machine that it has expired; what a
-    # task does it logs itself.
+    # These loggers report each message of the schedule three times, several times a minute, and on a slow machine its
+    # expiry too. A task logs its own work.
     for name in ("celery.beat", "celery.worker.strategy", "celery.app.trace", "celery.worker.request"):
         logging.getLogger(name).setLevel(logging.WARNING)
 

@@ -19,7 +19,7 @@ from shared.sandbox.probe import report_of_machine
 from shared.worker_registry import REPORT_SECONDS, WorkerMachine, WorkerRegistry
 
 FAULT_SECONDS = 1.0
-"""Seconds between two checks for a change of the worker's fault, between two reports."""
+"""Seconds after which the worker's fault is checked again while the next report is not due."""
 
 logger = logging.getLogger(__name__)
 

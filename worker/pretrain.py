@@ -51,7 +51,7 @@ PEAK_LEARNING_RATE = 3e-3
 WARMUP_FRACTION = 0.05
 # The usual 0.02 suits wide models; 128 units would start with logits so flat that a hundred steps are lost.
 INITIALIZER_RANGE = 0.12
-# Default temperature of requests. At 1, every few words such a small model picks a wrong one.
+# Default temperature of requests. At 1, such a small model picks a wrong word every few words.
 TEMPERATURE = 0.2
 IGNORED_LABEL = -100
 

@@ -325,7 +325,6 @@ class BlockingReplicaClient:
         """Return the tool calls that a client receives if the answer is forced to be a given string, so that the result
         depends only on the replica's parser and not on what the model would otherwise write.
 
-
         Args:
             text: the answer.
             arguments: the adapter's template arguments.

@@ -73,7 +73,7 @@ def write_base(file: Path, out: Path) -> None:
         except MensError:
             raise
         except Exception as error:
-            # The libraries may raise anything; the file is the reason, as everything else is ours.
+            # The libraries may raise anything. The cause is the file, because everything else is ours.
             if is_out_of_memory(error):
                 raise out_of_memory(str(error)) from error
             reason = (str(error).splitlines() or [""])[0][:200]

@@ -29,7 +29,7 @@ MAX_TEMPLATE_BYTES = 1 << 20
 CPU_SECONDS = 30
 """Limit for rendering the few short chats, which takes a usual template some milliseconds."""
 MEMORY_BYTES = 1 << 30
-"""Limit on the memory beyond that in use once the base's tokenizer is loaded."""
+"""Limit on the memory that is allocated after the base's tokenizer was loaded."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -50,7 +50,7 @@ def compare(folder: Path) -> None:
     try:
         other = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:
-        # transformers may raise anything; the folder's files are the reason.
+        # transformers may raise anything. The cause is one of the folder's files.
         raise _mismatch(f"transformers cannot load the base's tokenizer ({type(error).__name__}: {error})") from error
     texts = []
     try:

@@ -56,7 +56,8 @@ def run_templates(
         the runs by name, and for each missing run the reason.
 
     Raises:
-        Unavailable: the API, a replica or a limit holds it up. LeaseLost; and the exceptions of a stop.
+        Unavailable: the API, a replica or a limit holds it up.
+        LeaseLost: another attempt owns the job. Also the exceptions of a stop.
     """
     runs, missing = {}, {}
     for name, template in templates.items():
@@ -81,7 +82,8 @@ def run_forget(
         compared_with: id of the parent, or name of the base.
 
     Raises:
-        Unavailable: the API, a replica or a limit holds it up. LeaseLost; and the exceptions of a stop.
+        Unavailable: the API, a replica or a limit holds it up.
+        LeaseLost: another attempt owns the job. Also the exceptions of a stop.
     """
     templates, absent = run_templates(job, parents, adapter_id, compared_with)
     runs = {parents_run(name): run for name, run in templates.items()}

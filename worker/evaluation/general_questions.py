@@ -25,7 +25,8 @@ def ask_general_questions(job: EvaluatingJob, adapter_id: str, compared_with: st
     Raises:
         JobFailed: ``EVAL_UNAVAILABLE``: no API is set.
         Unavailable: the API, a replica or a limit holds it up.
-        NotFound: ``MODEL_NOT_FOUND``: a model is gone. LeaseLost; and the exceptions of a stop.
+        NotFound: ``MODEL_NOT_FOUND``: a model is gone.
+        LeaseLost: another attempt owns the job. Also the exceptions of a stop.
     """
     questions, measured_at = all_general_questions(), job.leases.now()
     assignments = [(question, model) for question in questions for model in (adapter_id, compared_with)]

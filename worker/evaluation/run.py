@@ -81,7 +81,8 @@ def evaluate_model(attempt: EvaluatingJob, plan: EvaluationPlan, run_id: str) ->
         Unavailable: the API, a replica or a limit of the tenant holds it up; results until then are stored;
             ``SANDBOX_FAILED``.
         InvalidRequest: ``SANDBOX_UNAVAILABLE``.
-        NotFound: ``MODEL_NOT_FOUND``: a model is gone. LeaseLost; and the exceptions of ``raise_if_stopped``.
+        NotFound: ``MODEL_NOT_FOUND``: a model is gone.
+        LeaseLost: another attempt owns the job. Also the exceptions of ``raise_if_stopped``.
     """
     items = EvalItems(attempt.leases.database)
     progress = _Progress(attempt, plan, run_id, items)

@@ -112,7 +112,8 @@ def judge_adapter(
 
     Raises:
         NotFound: ``ADAPTER_NOT_FOUND``, ``POLICY_NOT_FOUND``.
-        Unavailable: a component that it needs does not respond. LeaseLost; and the exceptions of a stop.
+        Unavailable: a component that it needs does not respond.
+        LeaseLost: another attempt owns the job. Also the exceptions of a stop.
     """
     database, tenant = attempt.leases.database, attempt.lease.job.tenant
     adapters = Adapters(database, tenant)

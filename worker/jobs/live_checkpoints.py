@@ -251,7 +251,7 @@ class LiveCheckpoints:
         if error.code != Code.ADAPTER_NO_EFFECT:  # the first steps of a warm-up change little, the later ones more
             self._failures.append(str(error.code))
         details = error.details if isinstance(error, JobFailed) else {}
-        # Without any, the row would say that it was never measured, and the result would publish it.
+        # Without certificates, the row would say that it was never measured, and the result would publish it.
         refused = {
             REFUSED: {
                 "passed": False,

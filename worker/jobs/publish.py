@@ -178,7 +178,7 @@ def _certify_on(replica: BlockingReplicaClient, capabilities: ReplicaCapabilitie
     encoded = probes.encode_chats()
     template = measure_template(replica, probes.adapter_id, encoded, probes.template_arguments)
     reference = probes.reference(served) if probes.reference else None
-    # It has the scores of all probes, those first that every replica can hold.
+    # These are scores of all probes; the probes that every replica can hold come first.
     reference = reference and reference[: len(fitting.probes)]
     positions = [probe["positions"] for probe in fitting.probes]
     measured = Measurements(base, base_again, tuned, fitting.trained, reference, positions=positions)

@@ -146,7 +146,7 @@ class DistributedContext:
             return
         digests = [int.from_bytes(hashlib.sha256(fact.encode()).digest()[:8], signed=True) for fact in facts.values()]
         mine = torch.tensor(digests)
-        # Every process gets all of them: each raises by itself, and none waits for one that has.
+        # Every process gets the facts of all, so that each raises its own error and none waits for a process that has.
         of_all = [torch.empty_like(mine) for _ in range(self.size)]
         _with_peers(lambda: dist.all_gather(of_all, mine))
         differs = [
@@ -239,7 +239,7 @@ def _all_reduce(tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> Non
 
 def _with_peers(talk: Callable[[], object]) -> None:
     """Raises:
-    PeerLost: another process has ended, or has not answered in time, as one on a machine that vanished.
+    PeerLost: another process has ended, or has not answered in time, for example because its machine vanished.
     """
     try:
         talk()

@@ -166,7 +166,7 @@ def retry_on_out_of_memory(
     """
     batches = plan_micro_batches(progress.token_budget)
     on_cpu = torch.get_rng_state()
-    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # of this process's device alone
+    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # only of this process's device
     while True:
         try:
             return work(batches), batches
@@ -175,7 +175,7 @@ def retry_on_out_of_memory(
                 raise
             largest = max(batch.size for batch in batches)
             smaller = plan_micro_batches(max(1, largest // 2))
-            if max(batch.size for batch in smaller) >= largest:  # the longest row alone
+            if max(batch.size for batch in smaller) >= largest:  # it has only the longest row
                 raise
         _free_memory()  # here, not above: the exception's frames hold the failed pass's tensors
         torch.set_rng_state(on_cpu)
@@ -224,7 +224,7 @@ def _over_validation(
         try:
             return work(batches())
         except (RuntimeError, MemoryError) as error:
-            splits = 1 < last <= budget  # a larger one is the longest row
+            splits = 1 < last <= budget  # a batch over the budget is a single row
             if context.budget.shard_base or not (splits and is_out_of_memory(error)):
                 raise
         _free_memory()

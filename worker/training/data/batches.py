@@ -29,7 +29,7 @@ class MicroBatch:
     """Tensors of one forward and backward pass, on the CPU until :meth:`on`.
 
     Attributes:
-        ids: (rows, length), int64; packed: one row that holds all documents.
+        ids: (rows, length), int64; if packed, one row that holds all documents.
         positions: (rows, length), int64; begin at 0 in every document, or after its prefix.
         boundaries: cumulative document lengths, with their prefixes, int32, (documents + 1,); None when rows are padded
             instead.
@@ -112,7 +112,7 @@ def pack_rows(rows: Sequence[Row], prefixes: Sequence[int] = ()) -> MicroBatch:
     starts = _cumulative(lengths)
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
     lies = positions >= np.repeat(common, lengths)
-    # A token that the row before has laid down is as far from that row's beginning as from its own row's.
+    # A shared token is as far from the beginning of the row before, which stores it, as from that of its own row.
     source = np.arange(starts[-1]) - np.where(lies, 0, np.repeat(np.roll(lengths, 1), lengths))
     batch = _micro_batch(
         rows,

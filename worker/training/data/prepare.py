@@ -144,7 +144,7 @@ def write_rows(labeller: Labeller, folder: Path, path: Path, contract: FineTuneC
             if written := _written(labeller, tally, batch, contract.data.mode):
                 rows, chats = [row for row, _ in written], [chat for _, chat in written]
                 _add(writer, tally, rows, labeller.label(rows, chats), contract, vocab_size)
-                # The preflight refuses such rows; otherwise it saw only a sample.
+                # The preflight refuses such rows, unless it has seen only a sample.
                 if tally.lost and not may_skip(contract):
                     break
         if not tally.rows or (tally.lost and not may_skip(contract)):

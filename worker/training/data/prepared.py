@@ -26,7 +26,7 @@ INDEX_NAME = "prepared.json"
 MAX_SKIPPED_LINES = 100
 RENAME_ATTEMPTS = 8
 ABANDONED_SECONDS = 86_400.0
-"""A half-written folder this old belongs to a process that was killed."""
+"""Age at which a half-written folder counts as left by a killed process."""
 FIELDS: Final = {
     "ids": "<u4",
     "weights": "<f4",
@@ -52,8 +52,7 @@ class PreparationReport:
         truncated_rows: number of rows that lost their beginning.
         truncated_tokens: number of tokens lost that way.
         skipped: rows left out, by reason: ``no_supervised_positions``, ``short_seq``, ``token_id_oob``, and in lenient
-            mode
-            ``template_refused``.
+            mode ``template_refused``.
         skipped_lines: line numbers of the first ``MAX_SKIPPED_LINES`` of them.
         trajectory_weighted: rows whose own weight is not 1.
         trajectory_clamped: rows whose own weight was cut to its bounds.

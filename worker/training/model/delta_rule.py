@@ -168,7 +168,7 @@ class _Rule(torch.autograd.Function):
         d_values, d_keys = d_right.split([value.shape[-1], key.shape[-1]], -1)
         d_system = -(d_right @ solved.mT).tril_(-1) * between
         d_scores = (gradient @ written.mT) * between
-        # What both are made of.
+        # The inputs of the system and of the scores.
         d_similar = d_system * rate
         d_query = d_reader * reading + d_scores @ key
         d_key = d_keys * (rate * reading) + d_writer * writing + (d_similar + d_similar.mT) @ key + d_scores.mT @ query

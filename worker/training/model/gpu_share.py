@@ -27,7 +27,7 @@ def keep_to_share(device: torch.device) -> None:
     share = gpu_share()
     if share < 1:
         total = torch.cuda.get_device_properties(device).total_memory
-        # Torch's allocator counts neither the context nor what libraries take themselves.
+        # Torch's allocator counts neither the context nor the memory that libraries allocate themselves.
         torch.cuda.set_per_process_memory_fraction(max(share / 2, share - RUNTIME_BYTES / total), device)
 
 

@@ -90,7 +90,7 @@ def choose_budget(
         free, total = torch.cuda.mem_get_info(device)  # a serving replica may share the device
         own, free = smallest(memory_limit(contract, int(gpu_share() * total))), smallest(free)
         budget = device_budget(contract, config, min(own, free), processes, kernels=kernels)
-        # What the process takes itself may be taken already.
+        # The process may have taken its own runtime memory already.
         if budget.predicted_bytes <= own and budget.predicted_bytes - RUNTIME_BYTES > free:
             raise memory_held(device, needed=budget.predicted_bytes, free=free)
     if shard_base and processes > 1:

@@ -58,7 +58,7 @@ class ComparedMethod(Method[RowT, BatchT]):
     def warning(self, metrics: Mapping[str, float]) -> dict[str, Any] | None:
         """Return a warning, once, if both kinds of answers have become much less likely than they are to the reference."""
         names = ("logps_chosen", "logps_rejected", "rewards_chosen", "rewards_rejected")
-        # A step of rated answers may have only one kind, and then says nothing.
+        # A step of rated answers may have only one kind of answer; then it does not count.
         if self._has_warned or self._section.sft_weight or any(name not in metrics for name in names):
             return None
         self._fallen.append(all(self._has_fallen(metrics, side) for side in ("chosen", "rejected")))

@@ -46,7 +46,8 @@ class DirectPreference(ComparedMethod[Pair, PairBatch]):
             DatasetInvalid: ``NOTHING_SUPERVISED``, ``SKIP_RATE_EXCEEDED``.
             JobFailed: ``TOKENIZER_MISMATCH``.
         """
-        # Linear attention carries a state from token to token, which a second answer would have to take up.
+        # Linear attention carries a state from token to token, and the second answer would have to continue from the
+        # state after the prompt.
         once = read_config(Path(run.inputs.base)).linear is None
         return read_preferences(run, tokenizer, vocab, cache, partial(PreparedPairs, once=once))
 

@@ -97,7 +97,7 @@ class KahnemanTversky(ComparedMethod[RatedAnswer, RatedBatch]):
         is_right = (torch.where(is_good, gained - self._kl, self._kl - gained) > 0).sum()
         kinds = (is_good, ~is_good)
         measures = [losses.sum(), is_right, batch.lengths.sum().to(device), (gained**2).sum()]
-        # Not gained[kind], whose size a GPU would have to tell first.
+        # Not gained[kind]: its size is known only after waiting for the GPU.
         measures += [kind.sum() for kind in kinds]
         measures += [self._section.strength * torch.where(kind, gained, 0).sum() for kind in kinds]
         measures += [torch.where(kind, policy, 0).sum() for kind in kinds]

@@ -69,7 +69,7 @@ class PreparedPairs(ScoredRows[Pair]):
     """Prepared rows, two by two: the chat with the preferred answer, and the one with the rejected answer.
 
     Args:
-        rows, first, parts: the same as for every file.
+        rows, first, parts: as in :class:`ScoredRows`.
         once: whether the common prefix of both chats of a pair is computed once.
     """
 

@@ -73,7 +73,7 @@ class PreparedRatedAnswers(ScoredRows[RatedAnswer]):
     """Prepared rows, each a chat with a rated answer.
 
     Args:
-        rows, first: as for every file.
+        rows, first: as in :class:`ScoredRows`.
         parts: row numbers of each part; a row's mismatched answer comes from its own part, so that validation never
             uses an answer that is trained on.
     """

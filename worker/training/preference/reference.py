@@ -47,7 +47,7 @@ def score_reference(context: TrainingContext, working: Callable[[], None]) -> to
     context.model.eval()
     files = scored_files(context)
     scores = torch.zeros((sum(map(len, files)), SCORES))
-    # An adapter that starts from nothing adds 0, and its products would take time.
+    # A new adapter adds 0, so computing its products would only take time.
     with nullcontext() if context.plan.parent else context.model.disable_adapter():
         for rows in files:
             for start in range(0, len(rows), ROWS_AT_ONCE):

@@ -282,7 +282,7 @@ class Telemetry:
 
     def _step_speed(self, report: StepReport, seconds: float) -> dict[str, Any]:
         targets = report.score.targets
-        # Without padding; and what both chats of a pair begin with is computed once.
+        # Without padding; the common prefix of a pair's chats is computed once.
         computed = min(report.tokens, report.positions)
         return {
             "eta_seconds_remaining": self._pace.eta_seconds(report.step),

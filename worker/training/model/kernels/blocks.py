@@ -119,7 +119,8 @@ class Block:
         if not (has_kernels or self.recomputes):
             return self.original(hidden_states, **named)
         add_up = normed_sum if has_kernels else plain_sum
-        # Torch's norm below fp32 keeps its input in fp32: kept once more, to compute the norm again, nothing is saved.
+        # Below fp32, torch's norm keeps its input in fp32. Keeping the input again, to recompute the norm, would save
+        # nothing.
         recomputes = self.recomputes and (has_kernels or hidden_states.dtype == torch.float32)
         stream, normed = add_up(block.input_layernorm, hidden_states)
         with forgotten(normed, stream, block.input_layernorm) if recomputes else nullcontext():

@@ -68,7 +68,7 @@ def largest_distance(device: torch.device, dtype: torch.dtype) -> float:
         ),
         ((Gated.apply(x, delta),), (reference.gated(x, delta),), (x, delta)),  # type: ignore[no-untyped-call]
     ]
-    # A distance that is not a number is torch's largest, and not Python's.
+    # With torch's maximum and not Python's, because torch's is NaN if one of the distances is.
     return float(torch.cat([_distances(ours, theirs, inputs) for ours, theirs, inputs in pairs]).max().item())
 
 
