@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 LEFT_OUT = "…"
-"""`cli/client/id_prefixes.py` accepts ids in which it stands for the rest."""
+"""Stands for the part that a shortened id leaves out; `cli/client/id_prefixes.py` accepts such ids."""
 SHORT_IDS = (
     (re.compile(r"(@[0-9a-f]{12})[0-9a-f]{52}\b"), rf"\1{LEFT_OUT}"),
     # Ids of one day begin alike, so their end tells them apart.

@@ -51,7 +51,7 @@ class FileDigests:
     def of(self, path: Path) -> str:
         """Return SHA-256 of a file."""
         name = _name_of(path.resolve())
-        # The state and the content are those of one opened file, also where the name gets another one meanwhile.
+        # State and content come from one open file, even if the name is given to another file meanwhile.
         with path.open("rb") as file:
             now = _state_of(file)
             noted = self._used.get(name) or self._known.get(name)

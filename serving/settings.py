@@ -101,8 +101,10 @@ class ServingSettings(Settings):
         description="Share of a GPU's memory that vLLM takes; an explicit KV cache size takes precedence.",
     )
     serving_prefix_caching: bool = Field(True, description="Reuse the KV cache of common prefixes.")
-    serving_tensor_parallel: int = Field(1, ge=1, description="GPUs that share every layer.")
-    serving_pipeline_parallel: int = Field(1, ge=1, description="Groups of GPUs that divide the layers between them.")
+    serving_tensor_parallel: int = Field(1, ge=1, description="Number of GPUs that share every layer.")
+    serving_pipeline_parallel: int = Field(
+        1, ge=1, description="Number of groups of GPUs that divide the layers between them."
+    )
     serving_tool_parser: str | None = Field(
         None,
         pattern=PARSER_NAME,

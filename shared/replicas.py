@@ -22,11 +22,11 @@ TENANT_SALT_CHARS = 64
 
 
 class ServedBaseName(NamedTuple):
-    """Name of a served base, in the form for an error message.
+    """A served base, as error messages name it.
 
     Attributes:
         name: its own.
-        twin_of: name of the base that it is the dequantised twin of.
+        twin_of: name of its original, if it is a dequantised twin.
     """
 
     name: str
@@ -41,7 +41,7 @@ Weights = Literal["original", "twin"]
 
 
 class Fit(IntEnum):
-    """How well a replica's weights suit an adapter; higher is better."""
+    """Fit of a replica's weights for an adapter; higher is better."""
 
     NONE = 0
     """The twin, for an adapter of the unquantised base, which was not trained on it."""
@@ -78,7 +78,7 @@ class ReplicaCapabilities(BaseModel):
         base: name of the served base.
         base_digest: digest of the base whose adapters belong here; None when the replica was started without one.
         served_digest: digest of the weights it serves; it differs from ``base_digest`` on a dequantised twin.
-        twin_of: name of the base that it is the dequantised twin of.
+        twin_of: name of its original, if it is a dequantised twin.
         double_quant: double quantisation of the NF4 whose values a twin holds; None: it is not a twin, or of an earlier release.
         dtype: dtype that vLLM computes in, e.g. ``float32``; None when it is not reported.
         max_lora_rank: largest rank that it loads.

@@ -198,7 +198,7 @@ class TrainerShareSettings(Settings):
 
 
 class AdapterRetentionSettings(Settings):
-    """How long adapters are kept. The worker tier deletes them; the API says when."""
+    """Retention of adapters. The worker tier deletes them; the API shows when."""
 
     retain_checkpoints: int | None = Field(
         None, ge=0, description="Number of the newest checkpoints that are kept of each job; null: all."

@@ -1,5 +1,5 @@
-"""Rows of a data file as a base would be trained on them, and the report on a file, outside any job.
+"""Rows of a data file in the form in which a base would be trained on them, and the report on a file, outside any job.
 
-Start with `readers.py`, which asks a contained process (`child_process.py`): the rows are a tenant's, and a base's template is a program.
-Imports `shared` and `api.errors` only.
+Start with `readers.py`, which asks a contained process (`child_process.py`), because the rows belong to a tenant and a
+base's template is a program. Imports `shared` and `api.errors` only.
 """

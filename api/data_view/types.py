@@ -88,7 +88,7 @@ class DataRows(RowsRead):
 
 
 class JobRefusal(BaseModel):
-    """The error that would refuse a job on the file."""
+    """The error with which a job on the file would be refused."""
 
     code: str
     message: str

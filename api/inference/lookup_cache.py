@@ -46,8 +46,8 @@ READ_SECONDS = 2.0
 """How long one read of the counter may take before the database counts as unresponsive."""
 OUTAGE_SECONDS = 60.0
 MAX_AGE_SECONDS = 10.0
-"""Longest age of cached entries: it makes changes visible that their writer did not count, such as the previous release
-or a person with SQL.
+"""Longest age of cached entries. After this time even changes become visible that their writer did not count, such as
+those by the previous release or by a person with SQL.
 """
 MAX_KNOWN_KEYS = 100_000
 MAX_RENDERED_BYTES = 32 << 20

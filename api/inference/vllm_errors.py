@@ -122,7 +122,7 @@ def _passed_on(status: int, error: dict[str, Any], body: dict[str, Any]) -> Upst
 
 
 def _default_remedy(param: str | None, *, failed: bool) -> str:
-    """Return the remedy for an error of which only the field is known."""
+    """Return the remedy for an error for which only the field is known."""
     if failed:
         return "Try again; if it fails again, read the serving replica's log."
     if not param:

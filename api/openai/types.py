@@ -234,7 +234,7 @@ class ModelList(BaseModel):
 
 
 class EvalApiError(BaseModel):
-    """Why a run of an eval, or an answer in it, has failed."""
+    """Reason why a run of an eval, or an answer in it, has failed."""
 
     code: str
     message: str

@@ -18,7 +18,7 @@ SHORTEST_SECONDS, LONGEST_SECONDS = 3600, 2_592_000
 
 
 class ExpiresAfter(ClosedObject):
-    """When a file is to be deleted."""
+    """Time at which a file is to be deleted."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[StrictInt, Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS)]

@@ -241,7 +241,7 @@ def job_event(change: FoundChange) -> ServerSentEvent:
 
 
 def progress_event(change: FoundChange) -> ServerSentEvent:
-    """Return the event of a job of which only the progress has changed."""
+    """Return the event for a job if only its progress has changed."""
     text = change.summary.model_dump_json(include=set(SHOWN_PROGRESS))
     return ServerSentEvent(raw_data=text, event="progress", id=cursor_of(change.changed_at))
 

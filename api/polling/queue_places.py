@@ -54,7 +54,7 @@ def page_etag(jobs: Iterable[Job | JobSummary], places: Mapping[str, QueuePlace 
 
 
 class EstimateError(BaseModel):
-    """How far estimates of starts have been off, over the last jobs that had one: absolute, in seconds."""
+    """Absolute errors, in seconds, of the estimated starts of the last jobs that had an estimate."""
 
     jobs: int
     p50_seconds: float
@@ -62,7 +62,7 @@ class EstimateError(BaseModel):
 
 
 class QueuePlace(BaseModel):
-    """Where a queued job stands."""
+    """Place of a queued job."""
 
     position: int = Field(description="1 is claimed next, of all tenants' jobs.")
     reason: Reason = Field(description="Why it comes after the job before it, or is not claimed.")

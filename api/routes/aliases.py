@@ -81,7 +81,7 @@ class PutAlias(BaseModel):
 
 
 class RollBack(BaseModel):
-    """Where an alias is moved back to."""
+    """Version that an alias is moved back to."""
 
     model_config = ConfigDict(extra="forbid")
     to_version: StrictInt | None = Field(

@@ -45,7 +45,9 @@ async def console_callback(request: Request) -> Response:
 
 @router.get("/console/{digest}/{path:path}", responses=FILE)
 async def console_file(digest: str, path: str, request: Request) -> Response:
-    """A file of the web console. The digest is that of the release's files: another release answers 404, never with a file of its own."""
+    """A file of the web console. The path contains a digest of the release's files, so that another release answers 404
+    and not with its own file.
+    """
     files = console_files()
     if digest != files.digest or path not in files.others:
         response = error_response(

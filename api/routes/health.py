@@ -19,7 +19,7 @@ router = APIRouter(tags=["health"])
 
 
 class WorkerFault(BaseModel):
-    """Why a worker takes no job."""
+    """Reason why a worker takes no job."""
 
     code: str | None = Field(description="Error code of the fault; null: reported by a worker of an earlier release.")
     message: str | None = Field(description="The worker and its fault; null without an operator's key.")

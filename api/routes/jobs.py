@@ -197,7 +197,7 @@ class PlacedSummary(JobSummary):
 
 
 class StateCount(BaseModel):
-    """How many jobs are in a state."""
+    """Number of jobs in a state."""
 
     state: JobState
     jobs: int

@@ -32,7 +32,7 @@ JobId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=N
 
 
 class ComparePlans(BaseModel):
-    """Which jobs are compared, and with which."""
+    """Jobs to compare, and the job that they are compared with."""
 
     model_config = ConfigDict(extra="forbid")
     jobs: list[JobId] = Field(min_length=1, max_length=MOST_JOBS, description="Ids of fine-tuning jobs.")

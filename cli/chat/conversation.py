@@ -20,7 +20,7 @@ ADAPTER_HEADER = "x-mens-adapter"
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """How answers are requested.
+    """Settings with which answers are requested.
 
     Attributes:
         user: identifies the caller to a split alias; None: the conversation's beginning does.

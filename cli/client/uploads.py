@@ -75,7 +75,8 @@ def refuse_other_file(file: Path | None) -> Path | None:
     keys = {line.partition(":")[0] for line in text.splitlines()}
     command = "corpus mix" if "sources" in keys else "generate-data" if "columns" in keys else "corpus build"
     raise typer.BadParameter(
-        f"{file} is not a training file. If it is a recipe, make the file first, `mens {command} {file}`, then name the file that it writes."
+        f"{file} is not a training file. If it is a recipe, first run `mens {command} {file}`, then name the file that "
+        f"it writes."
     )
 
 

@@ -17,7 +17,7 @@ app = typer.Typer(
 
 @app.callback()
 def _group() -> None:
-    """Keeps `verify` a command of a group, of which it is the only one."""
+    """Keeps `verify` a command of a group, although the group has no other command."""
 
 
 @app.command()

@@ -40,7 +40,7 @@ class _DatasetEntry(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """How to read the rows of a file."""
+    """Rules for reading the rows of a file."""
 
     form: RowForm
     columns: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Why a program ended: the line of its log with the cause, and the remedy. Pure.
+"""Find why a program ended: the line of its log with the cause, and the remedy. Pure.
 
 vLLM's server logs some sixty lines after the line with the cause: the traceback of its engine, then that of the server,
 which knows only that the engine failed. So an exception that repeats another is skipped.
@@ -82,7 +82,7 @@ def find_cause(log: str) -> Cause | None:
     """Return the cause in a program's log since it was started; None if no line names one.
 
     Args:
-        log: log of one start, or of several, of which the last counts.
+        log: log of one or several starts; the last start counts.
     """
     causes = [cause for line in log.splitlines() if (cause := _cause_of(PREFIX.sub("", line.rstrip())))]
     if coded := [cause for cause in causes if cause.coded]:

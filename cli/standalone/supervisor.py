@@ -55,7 +55,7 @@ class Supervisor:
         )
 
     def ended(self) -> str | None:
-        """How supervisord ended, such as "terminated by SIGKILL"; None while it runs."""
+        """End of supervisord in words, such as "terminated by SIGKILL"; None while it runs."""
         code = self._process.poll() if self._process else None
         if code is None:
             return None

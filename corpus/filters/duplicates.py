@@ -78,7 +78,7 @@ class DuplicateFinder:
 
     def states(self) -> States:
         """Return the state of each row: kept, or a duplicate. No rows can be added afterwards."""
-        # Its memory is that of the sort of equal rows.
+        # It needs as much memory as the sort of equal rows.
         self._near = None
         states: States = np.zeros(self.rows, np.uint8)
         if self._least is not None:
@@ -98,7 +98,7 @@ class DuplicateFinder:
         # The first of each group in this order stays.
         order = np.lexsort((rows, -ratings, groups))
         is_first = np.concatenate(([True], groups[order][1:] != groups[order][:-1]))
-        # Only the first row of equal ones is compared with similar rows before it, so its verdict is that of all.
+        # Of equal rows, only the first is compared with similar rows before it; its verdict applies to all of them.
         near = states[firsts] == RowState.NEAR
         states[rows[order]] = np.where(is_first, RowState.KEPT, RowState.EXACT)
         states[rows[order][is_first & near[groups[order]]]] = RowState.NEAR

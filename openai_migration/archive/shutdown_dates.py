@@ -41,7 +41,7 @@ class TunedName:
 
 @dataclass(frozen=True, slots=True)
 class ModelEnding:
-    """When a model ends, and the source of that date; ``day`` is None if neither OpenAI nor the table has one."""
+    """Date on which a model ends, and the source of that date; ``day`` is None if neither OpenAI nor the table has one."""
 
     day: date | None
     source: str

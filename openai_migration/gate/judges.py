@@ -1,4 +1,4 @@
-"""Judge models for the graders of evals: the installation's model for each, its requests and its answers."""
+"""Judge models: choose the installation's model for each grader of an eval, send it requests, and read its answers."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def print_receipt(archive: Path, receipt: MigrationReceipt) -> None:
     typer.echo(f"  {counts.answered} of {counts.recorded} recorded prompts were answered{_because(refused)}")
     if not counts.nothing_measured:
         for code, reason in counts.reasons.items():
-            typer.echo(f"    {code}, as of the first: {reason}")
+            typer.echo(f"    {code}; reason of the first: {reason}")
     if counts.unbounded:
         typer.echo(f"  {counts.unbounded} without the recorded token limit, which exceeds the model's context")
     for check in receipt.graders:

@@ -16,8 +16,9 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "tests" / "api" / "golden" / "o
 SCHEMAS = "http-schemas.md"
 OPERATIONS_HEAD = """# HTTP API
 
-This page is generated from the OpenAPI document, which a running API has at `GET /v1/openapi.json`. The objects have [a page of their own](http-schemas.md).
-Errors have the codes of [errors](errors.md); [OpenAI compatibility](openai.md) describes the routes that OpenAI's clients use.
+This page is generated from the OpenAPI document, which a running API serves at `GET /v1/openapi.json`. The objects have
+[a page of their own](http-schemas.md). Errors have the codes of [errors](errors.md); [OpenAI compatibility](openai.md)
+describes the routes that OpenAI's clients use.
 """
 SCHEMAS_HEAD = """# HTTP schemas
 

@@ -53,7 +53,7 @@ BACKENDS: dict[str, Backend] = {
 
 
 class BaseWeights(StrEnum):
-    """Which of a base's weights a merge starts from."""
+    """Weights of the base that a merge starts from."""
 
     ORIGINAL = "original"
     DEQUANT_NF4 = "dequant_nf4"
@@ -82,7 +82,7 @@ class PreferenceLoss(StrEnum):
 
 
 class Smoothing(StrEnum):
-    """How label smoothing enters the loss: cDPO's mixture, or its unbiased form (robust DPO)."""
+    """Form in which label smoothing enters the loss: cDPO's mixture, or its unbiased form (robust DPO)."""
 
     CONSERVATIVE = "conservative"
     ROBUST = "robust"
@@ -114,7 +114,7 @@ class OptimizerExperiment(StrEnum):
 
 
 class Device(StrEnum):
-    """Where a job trains: ``auto`` takes the GPU when the worker has one."""
+    """Device that a job trains on: ``auto`` takes the GPU if the worker has one."""
 
     AUTO = "auto"
     CPU = "cpu"

@@ -50,7 +50,7 @@ MAX_ANSWER_MODELS, MAX_ANSWER_MODEL = 64, 400
 
 
 class ModelSection(ContractValue):
-    """Which base model is tuned."""
+    """The base model that is tuned."""
 
     hf_repo: Annotated[str, Field(min_length=1, max_length=200)] = Field(
         DEFAULT_MODEL_ID,
@@ -82,7 +82,7 @@ class ProvenanceSection(ContractValue):
 
 
 class ContextFilter(ContractValue):
-    """Which rows are trained on, by their own metadata."""
+    """Filter of the rows to train on, by their own metadata."""
 
     categories: tuple[str, ...] | None = None
     difficulty_min: Annotated[Integer, Field(ge=1, le=10)] | None = None
@@ -156,7 +156,7 @@ class AdapterSection(ContractValue):
 
 
 class QuantSection(ContractValue):
-    """How the frozen base is held in memory."""
+    """Precision of the frozen base in memory."""
 
     base: BaseQuant = Field(
         BaseQuant.AUTO,
@@ -291,7 +291,7 @@ class ChatmlSection(ContractValue):
 
 
 class RewardSection(ContractValue):
-    """How answers are scored."""
+    """Scoring of answers."""
 
     hook: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")] | None = None
 
@@ -315,7 +315,7 @@ DEFAULT_BETA: dict[PreferenceLoss, float] = {
 
 
 class PreferenceSection(ContractValue):
-    """How preferences are learnt (method.type dpo or kto)."""
+    """Settings of preference training (method.type dpo or kto)."""
 
     loss: PreferenceLoss = Field(
         PreferenceLoss.SIGMOID,

@@ -146,7 +146,7 @@ class Submission(Value):
 
 
 class MemoryAccuracy(Value):
-    """How far the memory estimates were off on one kind of device: (measured - predicted) / predicted, over jobs."""
+    """Errors of the memory estimates on one kind of device: (measured - predicted) / predicted, over jobs."""
 
     device: str
     jobs: int

@@ -69,7 +69,7 @@ class Shadow(Value):
 
 
 class Routing(Value):
-    """Where requests for an alias go: targets by weight, and a shadow."""
+    """Destinations of requests for an alias: targets by weight, and a shadow."""
 
     targets: tuple[Target, ...] = Field(min_length=1, max_length=16)
     shadow: Shadow | None = None

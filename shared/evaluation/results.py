@@ -128,7 +128,7 @@ class PairedScores:
 
     @property
     def win_rate(self) -> WinRate:
-        """How often the candidate's score is higher than the incumbent's."""
+        """Comparison by wins: the share of items on which the candidate's score is higher than the incumbent's."""
         return win_rate(self.incumbent, self.candidate, groups=self.groups)
 
 

@@ -234,7 +234,7 @@ class EvalGate(RunGate):
         None, description="Non-inferiority: largest allowed loss of the mean against the incumbent."
     )
     min_win_rate: Annotated[StrictFloat, Field(ge=0, lt=1, allow_inf_nan=False)] | None = Field(
-        None, description="Share of the items won against the incumbent, ties half, that the interval has to lie above."
+        None, description="Win rate against the incumbent (a tie counts as half) that the whole interval must exceed."
     )
 
     @model_serializer(mode="wrap")

@@ -17,7 +17,7 @@ PROGRAM_COLUMNS = ("gpu_uuid", "pid", "used_memory", "process_name")
 QUERY_SECONDS = 20.0
 DEVICES = Path("/dev")
 WSL_LIBRARIES = Path("/usr/lib/wsl/lib")
-"""Where Windows puts the driver's program and libraries into its Linux (WSL2), which has no device file of a GPU."""
+"""Folder of the driver's program and libraries in the Linux of Windows (WSL2), which has no device file of a GPU."""
 
 logger = logging.getLogger(__name__)
 

@@ -106,7 +106,7 @@ class GeneralAnswer(EvaluationPart):
 
 
 class ServedEvaluation(EvaluationPart):
-    """The measures of the serving tier: the same rows, token by token, through a replica."""
+    """Measures of the served model on the same rows, scored token by token by a replica."""
 
     base: str = Field(description="Name of the base that the replica serves.")
     dtype: str = Field(description="Dtype that the replica computes in.")

@@ -14,7 +14,7 @@ from shared.scheduling.types import UNKNOWN_SECONDS, Blocked, QueuedJob, QueueSt
 
 
 class Reason(StrEnum):
-    """Why a job waits or has its position: the reason why the job just before it comes first."""
+    """Reason why a job waits, or why the job just before it comes first."""
 
     NEXT = "next"
     PRIORITY = "priority"

@@ -72,7 +72,7 @@ class ScorecardTask(ScorecardValue):
 
 
 class SamplingSettings(ScorecardValue):
-    """How models are sampled."""
+    """Sampling settings of the models."""
 
     temperature: float = Field(0, ge=0, le=2)
     seed: int = Field(1337, ge=0, le=2**31 - 1)

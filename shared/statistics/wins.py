@@ -14,7 +14,7 @@ from shared.statistics.paired import CONFIDENCE, compare
 
 @dataclass(frozen=True, slots=True)
 class WinRate:
-    """How often a new model's answer is better than an old model's.
+    """Share of items on which a new model's answer is better than an old model's.
 
     Attributes:
         rate: (wins + ties / 2) / items; None without any item.

@@ -52,7 +52,7 @@ class ServedBase:
     Attributes:
         name: the model name in requests.
         digest: digest of its files.
-        twin_of: name of the base that it is the dequantised twin of.
+        twin_of: name of its original, if it is a dequantised twin.
         dtype: dtype that the engine computes in.
     """
 

@@ -44,7 +44,7 @@ LOG_TAIL_LINES = 15
 
 
 class ExitReason(Enum):
-    """How a child process ended without failing."""
+    """Ways in which a child process can end without failing."""
 
     COMPLETE = "complete"
     PAUSED = "paused"

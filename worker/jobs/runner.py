@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 
 class Ending(NamedTuple):
-    """How an attempt ends.
+    """The end of an attempt.
 
     Attributes:
         outcome: label of the outcome in the metrics.

@@ -1,5 +1,5 @@
-"""Which replicas have a model: those that serve its base, by digest. A base's digest comes from the catalogue, an
-adapter's from its manifest.
+"""Find the replicas that have a model: those that serve its base, by digest. A base's digest comes from the catalogue,
+an adapter's from its manifest.
 """
 
 from __future__ import annotations

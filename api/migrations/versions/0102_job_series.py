@@ -1,6 +1,6 @@
 """series of jobs: every step of learning rate, losses, speed and memory
 
-A worker of the previous release sends none, so the curves of its jobs are those of their events.
+A worker of the previous release sends none, so the curves of its jobs come from their events.
 """
 
 import sqlalchemy as sa

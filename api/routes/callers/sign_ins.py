@@ -105,7 +105,7 @@ class SignInCode(BaseModel):
 
 @keyless_router.get("/sign_in")
 async def ways_to_sign_in(request: Request, services: ServicesDep) -> SignInWays:
-    """How people can sign in to the console. No key is needed."""
+    """Ways to sign in to the console. No key is needed."""
     try:
         check_transport(services.settings.public_url, request.headers)
     except MensError as error:

@@ -64,7 +64,7 @@ class AssignmentAnswer(Assignment):
 
 
 class AssignPolicy(BaseModel):
-    """Which policy governs from now on."""
+    """Policy that governs from now on."""
 
     model_config = ConfigDict(extra="forbid")
     policy: str = Field(
@@ -99,7 +99,7 @@ def check_policy(body: CheckPolicy) -> CheckedPolicy:
 
 @router.get("/policies/{name}")
 def retrieve_policy(name: Id, view: TenantViewDep) -> StoredPolicy:
-    """A policy by its name, of which the newest is meant, or by its digest."""
+    """A policy by its name, which means the newest of that name, or by its digest."""
     return view.policies.get(name)
 
 

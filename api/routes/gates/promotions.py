@@ -52,7 +52,8 @@ class EvaluatePromotion(BaseModel):
 
 @router.post("/v1/promotions:evaluate")
 async def evaluate(body: EvaluatePromotion, view: TenantViewDep) -> PromotionResult:
-    """Judge a promotion as the gate `cycles` of a policy does, by two or more distinct cycles: `eligible`, `not_eligible`, or `insufficient_evidence` with what is missing.
+    """Judge a promotion as the gate `cycles` of a policy does, by two or more distinct cycles: `eligible`,
+    `not_eligible`, or `insufficient_evidence` with the missing evidence.
 
     In each cycle the candidate has to gain more than .05 in task success, with an interval above 0, and must lose in no other
     KPI of the groups syntax, semantic and runtime repair.

@@ -67,7 +67,7 @@ def list_receipts(
 
 @router.get("/schema")
 def receipt_schema() -> dict[str, Any]:
-    """JSON Schema of a receipt: of the field `receipt` of what the other routes return."""
+    """JSON Schema of a receipt, which is the field `receipt` in the responses of the other routes."""
     return Receipt.model_json_schema(by_alias=True)
 
 

@@ -22,7 +22,7 @@ Seq = Annotated[int, Field(ge=0, le=MAX_SEQ)]
 
 
 class PruneAudit(BaseModel):
-    """Which events an export has, and may be deleted."""
+    """Events that an export contains, and that may be deleted."""
 
     model_config = ConfigDict(extra="forbid")
     through: Annotated[Seq, Strict()] = Field(description="Number of the last one.")

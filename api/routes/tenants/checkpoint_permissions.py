@@ -27,7 +27,7 @@ Project = Annotated[TenantName, Field(description="A tenant, which need not have
 
 
 class CreatePermissions(BaseModel):
-    """Who may use the adapter."""
+    """Tenants that may use the adapter."""
 
     model_config = ConfigDict(extra="forbid")
     project_ids: Annotated[list[Project], Field(min_length=1, max_length=100)]

@@ -14,7 +14,7 @@ router = APIRouter(prefix="/v1/tenants", tags=["tenants"], dependencies=[Depends
 
 @router.get("")
 def list_tenants(services: ServicesDep) -> WholeList[TenantOverview]:
-    """Every tenant: its quota and what it has of it, valid keys, stored files, and when it was last active; for operators."""
+    """Every tenant: its quota and its use of it, valid keys, stored files, and when it was last active; for operators."""
     return WholeList(data=list(Tenants(services.database).all()))
 
 

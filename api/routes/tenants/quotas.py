@@ -21,7 +21,7 @@ class ChangeQuota(Quota):
 
 @router.get("/quota")
 def retrieve_quota(services: ServicesDep, caller: CallerDep) -> QuotaUse:
-    """The tenant's quota, and what it has of it: jobs that run and wait, GPU-minutes of this month used and held."""
+    """The tenant's quota, and its use of it: running and waiting jobs, and GPU-minutes of this month used and held."""
     return Quotas(services.database).use(caller.tenant)
 
 

@@ -160,7 +160,7 @@ def update_webhook_endpoint(
 
 @router.delete("/{webhook_endpoint_id}")
 def delete_webhook_endpoint(webhook_endpoint_id: Id, view: TenantViewDep) -> Deleted:
-    """Delete an endpoint and the list of its deliveries; what was not delivered yet is not."""
+    """Delete an endpoint and the list of its deliveries. Events that were not delivered yet are dropped."""
     view.webhook_endpoints.delete(webhook_endpoint_id)
     return Deleted(id=webhook_endpoint_id, object="webhook_endpoint.deleted")
 

@@ -129,5 +129,7 @@ def _amount(option: str, text: str | None, most: float) -> float | None:
     if text is None or text.lower() == NO_LIMIT:
         return None
     if not (text.isascii() and text.isdecimal() and int(text) <= most):
-        raise typer.BadParameter(f"{text!r} is not 0 to {most:.0f}, or {NO_LIMIT}.", param_hint=option)
+        raise typer.BadParameter(
+            f"{text!r} is neither a number from 0 to {most:.0f} nor {NO_LIMIT}.", param_hint=option
+        )
     return int(text)

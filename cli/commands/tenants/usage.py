@@ -39,8 +39,8 @@ def usage(
         str | None,
         typer.Option(
             help=(
-                "Group by some of day, key, model; comma-separated. With --costs: by some of day, key, base, and for "
-                "operators tenant."
+                "Comma-separated fields to group by: day, key, model. With --costs: day, key, base and, for operators, "
+                "tenant."
             ),
             show_default="all of these except tenant",
         ),

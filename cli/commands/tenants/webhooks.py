@@ -149,7 +149,7 @@ def _print_secret(endpoint: dict[str, Any], as_json: bool) -> None:
     typer.echo(f"id      {endpoint['id']}")
     typer.echo(f"secret  {endpoint['signing_secret']}")
     until = endpoint["mens"]["old_secret_until"]
-    overlap = f" The old secret signs too until {until[:19]} UTC." if until else ""
+    overlap = f" The old secret also signs until {until[:19]} UTC." if until else ""
     note(f"The secret is shown only once; the receiver verifies signatures with it.{overlap}")
 
 

@@ -85,11 +85,11 @@ def spent_on(session: Session, job_id: str) -> Spent:
 
 
 def seconds_like(session: Session, kind: str, base_model: str) -> float | None:
-    """Estimate the duration of jobs of a kind on a base from the last ones that succeeded, or else from those of the
-    kind on any base.
+    """Estimate the duration of a job from the last successful jobs of its kind on its base or, without any, on all
+    bases.
 
     Returns:
-        None when none has succeeded.
+        None if no job of the kind has succeeded.
     """
     for same in (and_(GpuTimeRow.kind == kind, GpuTimeRow.base_model == base_model), GpuTimeRow.kind == kind):
         if past := _past_seconds(session, same):

@@ -39,8 +39,8 @@ class MicroBatch:
         weights: weight of each target in the loss: its token's weight times its row's, fp32, (targets,).
         weight_sum: sum of the tokens' weights, without the rows' own: the divisor of the loss.
         tokens: number of tokens, without padding.
-        prefixes: number of tokens that each document shares with the beginning of the document before it, which holds
-            them; empty: no document shares any.
+        prefixes: number of tokens at the beginning of each document that are stored only once, in the document before
+            it; empty: no document shares any.
     """
 
     ids: torch.Tensor

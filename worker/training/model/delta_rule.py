@@ -22,7 +22,7 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Which positions of a sequence belong together, by chunks of ``CHUNK`` positions.
+    """Positions of a sequence that belong to the same document, by chunks of ``CHUNK`` positions.
 
     Attributes:
         hidden: (chunks, C, C), true where position i must not see position j; (C, C) if all is one document.

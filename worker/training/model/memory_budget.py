@@ -1,4 +1,5 @@
-"""How a run uses the available memory: tokens per micro-batch, recomputed activations, a cache of dequantised weights.
+"""Decide how a run uses the available memory: tokens per micro-batch, recomputed activations, a cache of dequantised
+weights.
 
 On an accelerator the plan's own memory arithmetic (`shared/preflight/estimate.py`) decides, fastest choice first: large
 micro-batches without recomputation; the cache, if memory is left; only if necessary, recomputed activations, first
@@ -35,7 +36,7 @@ more time, and a GPU computes 4,096 tokens nearly as fast as more."""
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How a run uses memory.
+    """A run's use of memory.
 
     Attributes:
         tokens: most tokens of a micro-batch; a longer row is a micro-batch of its own.

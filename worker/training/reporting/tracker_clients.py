@@ -29,7 +29,7 @@ Value = str | int | float | bool | None
 
 
 class TrackedStatus(StrEnum):
-    """How a run ended."""
+    """Outcome of a run."""
 
     FINISHED = "finished"
     FAILED = "failed"

@@ -46,7 +46,7 @@ def test_from_a_new_endpoint_to_its_end(installation: CliInstallation, receiver:
     assert installation.mens("webhooks", "test", endpoint).startswith("delivered: HTTP 204, event evt_")
     assert Webhook(secret).verify(receiver.received[0].body, receiver.received[0].headers)["object"] == "event"
     rotated = installation.mens("webhooks", "rotate", endpoint)
-    assert "The old secret signs too until" in rotated
+    assert "The old secret also signs until" in rotated
     receiver.answers[:] = [status(500, b"out of order")]
     assert "not delivered: HTTP 500: out of order" in installation.mens("webhooks", "test", endpoint, code=1)
     for signer in (secret, rotated.split()[3]):
