@@ -106,7 +106,7 @@ class ExecutionPlan(ContractValue):
     @model_validator(mode="after")
     def _is_decided(self) -> ExecutionPlan:
         if self.contract.adapter.method is AdapterMethod.AUTO or self.contract.quant.base is BaseQuant.AUTO:
-            raise ValueError("a plan's adapter.method and quant.base are decided")
+            raise ValueError("adapter.method and quant.base of a plan must be decided")
         return self
 
     @property

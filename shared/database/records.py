@@ -14,7 +14,9 @@ from shared.job_progress import shown_progress
 from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
 PARTS_WITH_TEXT = frozenset({"self_evaluation"})
-"""Parts of a result and of an adapter's metrics with contents of rows: only for the job's tenant, never in events."""
+"""Parts of a result and of an adapter's metrics that contain contents of rows. Only the job's tenant may see them, and
+events never include them.
+"""
 
 
 class Kind(StrEnum):

@@ -226,9 +226,9 @@ def longest_row(contract: FineTuneContract) -> int:
 
 
 def _reference_share(contract: FineTuneContract) -> float:
-    """Return the cost of forward passes without gradients as a share of the training's: one pass over every row for the
-    reference's scores. Rated answers need two, because each is also scored after another prompt, and one more in each
-    epoch, because the policy also scores the latter.
+    """Return the cost of forward passes without gradients as a share of the training's cost: one pass over every row
+    for the reference's scores. Rated answers need two, because each is also scored after another prompt, and one more
+    in each epoch, because the policy also scores the latter.
     """
     if not contract.has_preferences:
         return 0.0
@@ -238,7 +238,7 @@ def _reference_share(contract: FineTuneContract) -> float:
 
 def _replay_share(contract: FineTuneContract, epoch_rows: Sequence[int]) -> float:
     """Return an upper bound on the cost of watching rows of the replay file (a forward pass over each before every
-    epoch), as a share of the training's; the file may have fewer rows.
+    epoch), as a share of the training's cost; the file may have fewer rows.
     """
     if not contract.data.replay_file or len(epoch_rows) == 1 or not sum(epoch_rows):
         return 0.0
