@@ -61,7 +61,7 @@ class ApiMetrics:
         )
         self._seconds = Histogram(
             "mens_api_request_seconds",
-            "From a request's head to the end of its response.",
+            "Seconds from a request's head to the end of its response.",
             ("route",),
             buckets=ROUTE_SECONDS,
             registry=where,
@@ -77,14 +77,14 @@ class ApiMetrics:
         )
         self._first_token = Histogram(
             "mens_model_first_token_seconds",
-            "From a request's head to the first byte of its stream.",
+            "Seconds from a request's head to the first byte of its stream.",
             ("model",),
             buckets=FIRST_TOKEN_SECONDS,
             registry=where,
         )
         self._response = Histogram(
             "mens_model_response_seconds",
-            "From a request's head to the end of a model's response.",
+            "Seconds from a request's head to the end of a model's response.",
             ("model",),
             buckets=RESPONSE_SECONDS,
             registry=where,

@@ -166,7 +166,7 @@ class Catalog(ModelValue):
 
         Args:
             name: name of the default base.
-            serves_adapters_of: tells for a base's digest whether a replica serves its adapters; None: not known.
+            serves_adapters_of: says for a base's digest whether a replica serves its adapters; None: not known.
 
         Raises:
             NotFound: ``MODEL_NOT_FOUND``: several qualify, or none does.

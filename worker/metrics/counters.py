@@ -35,19 +35,21 @@ class WorkerMetrics:
         )
         self._stages = Histogram(
             "mens_stage_seconds",
-            "How long attempts were in a stage.",
+            "Seconds that attempts spent in a stage.",
             ("kind", "stage"),
             buckets=STAGE_SECONDS,
             registry=where,
         )
         self._steps = Counter("mens_training_steps", "Optimizer steps made by trainers.", registry=where)
-        self._tokens = Counter("mens_training_tokens", "Tokens of these steps.", registry=where)
+        self._tokens = Counter(
+            "mens_training_tokens", "Tokens of the optimizer steps made by trainers.", registry=where
+        )
         self._sweep_seconds = Histogram(
-            "mens_sweep_seconds", "How long sweeps took.", buckets=SWEEP_SECONDS, registry=where
+            "mens_sweep_seconds", "Duration of sweeps in seconds.", buckets=SWEEP_SECONDS, registry=where
         )
         self._swept_at = Gauge(
             "mens_sweep_last_success_timestamp_seconds",
-            "When the last sweep ended; 0: no sweep has ended.",
+            "Time of the end of the last sweep; 0: no sweep has ended.",
             registry=where,
         )
         self._enqueued = Counter("mens_sweep_enqueued", "Jobs that a sweep sent to the queue again.", registry=where)
@@ -58,7 +60,11 @@ class WorkerMetrics:
         self._retained_out = Counter(
             "mens_retention_removed", "Objects that the retention policy has removed.", ("what",), registry=where
         )
-        self._retained_out_bytes = Counter("mens_retention_removed_bytes", "Bytes of these objects.", registry=where)
+        self._retained_out_bytes = Counter(
+            "mens_retention_removed_bytes",
+            "Bytes of the objects that the retention policy has removed.",
+            registry=where,
+        )
         self._disk_fault = Gauge(
             "mens_worker_disk_fault",
             "1 while the worker takes no job, because its run folders or the storage cannot be written; by code.",

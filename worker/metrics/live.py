@@ -75,7 +75,7 @@ class GpuMemory(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics at a scrape."""
         total = GaugeMetricFamily("mens_gpu_memory_bytes", "Memory of a GPU.", labels=("gpu", "name"))
-        free = GaugeMetricFamily("mens_gpu_memory_free_bytes", "Free memory.", labels=("gpu", "name"))
+        free = GaugeMetricFamily("mens_gpu_memory_free_bytes", "Free memory of a GPU.", labels=("gpu", "name"))
         for gpu in self._fresh():
             for family, size in ((total, gpu.total), (free, gpu.free)):
                 if size is not None:

@@ -68,7 +68,8 @@ Tenant = Annotated[
 KeyName = Annotated[
     str,
     typer.Argument(
-        metavar="KEY", help="Id of the key or a part that no other id has, or its name while it is not revoked."
+        metavar="KEY",
+        help="Id of the key, a part of the id that no other id has, or the name of a key that is not revoked.",
     ),
 ]
 
