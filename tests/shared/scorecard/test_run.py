@@ -131,7 +131,7 @@ def test_results_that_were_written_by_hand_are_found(tmp_path: Path, checkers: C
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     found = faults(tmp_path, checkers)
     assert len(found) == 3
-    assert found[0].startswith("new/events.jsonl: task_1: the answers give another ")
+    assert found[0].startswith("new/events.jsonl: task_1: the answers give a different ")
     assert "compile_pass_1" in found[0]
     assert found[1:] == ["old/outputs lacks task_0.1.txt", "summary.json: old does not match its events"]
 

@@ -144,7 +144,7 @@ def test_unknown_tenant_is_refused(installation: CliInstallation) -> None:
     refused = installation.mens("models", code=1)
     assert refused.startswith("error: TENANT_NOT_FOUND: The tenant 'acmee' does not exist. Check MENS_TENANT")
     installation.patch.setenv("MENS_TENANT", "Acme")
-    assert "MENS_TENANT: 'Acme' is not 1 to 63 of a-z" in installation.mens("models", code=1)
+    assert "MENS_TENANT: 'Acme' is not 1 to 63 characters of a-z" in installation.mens("models", code=1)
 
 
 # -- other limits ----------------------------------------------------------------------------------------------------
