@@ -7,19 +7,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from corpus.claims import claimed
 from corpus.file_digests import FileDigests
 from corpus.filters.contamination import EvalContent
 from corpus.filters.filtering import Filtering
 from corpus.filters.placeholder_key import find_key
-from corpus.generation.generating import Generation
 from corpus.mixing.mix import run_mix
 from corpus.mixing.mix_file import MixSource, recipe_invalid
 from corpus.pairs.making import Pairing
-from corpus.reading.addresses import find_address
-from corpus.reading.newest import write_newest
-from corpus.reading.pull import PullReport, pull
 from corpus.reading.pull_spec import PullSpec
 from corpus.recipe import FILTERED, GENERATED, PAIRS, PULLED, PULLED_ROWS, UNITS, CorpusRecipe, GenerateSection
 from corpus.shards import read_index
@@ -27,6 +24,10 @@ from corpus.sources import find_files
 from corpus.stages import BuildState, CorpusStage, StageAction, key_of
 from corpus.units.extraction import Extraction
 from shared.settings import Settings, read_settings
+
+if TYPE_CHECKING:
+    from corpus.generation.generating import Generation
+    from corpus.reading.pull import PullReport
 
 STAGES = ("pull", "extract", "pairs", "generate", "filter", "mix")
 DIGESTS_NAME = "digests.json"
@@ -119,6 +120,9 @@ class _Build:
             yield from self._mix()
 
     def _generation(self, section: GenerateSection) -> Generation:
+        # Imported by recipes that generate: the clients and graders of models take 17 MB.
+        from corpus.generation.generating import Generation
+
         stage = Generation(self.folder / section.recipe, section.rows)
         if stage.recipe.models:
             raise recipe_invalid(
@@ -145,6 +149,11 @@ class _Build:
 
     def _pull(self, spec: PullSpec) -> Iterator[StageAction]:
         """Add new rows, and write the newest version of each."""
+        # Imported by recipes that pull: SQLAlchemy takes 11 MB.
+        from corpus.reading.addresses import find_address
+        from corpus.reading.newest import write_newest
+        from corpus.reading.pull import pull
+
         target = self.work / PULLED
         yield StageAction("pull", True, "new" if read_index(target) is None else PULL_REASON)
         self.is_open = self.dry_run

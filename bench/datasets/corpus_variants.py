@@ -20,8 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from bench.datasets.data_variants import Variant, print_measured
 
 ROWS_NAME, RECIPE_NAME = "rows.jsonl", "recipe.yaml"
@@ -158,6 +156,8 @@ def generate(folder: Path) -> int:
 
 def client(folder: Path) -> int:
     """Send the same requests, read the answers' texts, and keep nothing."""
+    import httpx
+
     column = json.loads((folder / RECIPE_NAME).read_bytes())["columns"][-1]
     headers = {"Authorization": f"Bearer {os.environ['MENS_API_KEY']}"}
     limits = httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE)
@@ -192,7 +192,7 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
     "extract": imported(extract, "corpus.units.extraction"),
     "parse": imported(parse, "corpus.units.files"),
     "generate": imported(generate, "corpus.generation.generating", "corpus.stages"),
-    "client": imported(client),
+    "client": imported(client, "httpx"),
     "build": imported(build, "corpus.build", "corpus.recipe"),
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import BinaryIO
 
@@ -274,3 +276,9 @@ def test_dry_run_makes_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not (tmp_path / "home").exists()
     assert actions(recipe)["filter a.jsonl"] == "new"
     assert actions(recipe, dry_run=True)["filter a.jsonl"] == "done"
+
+
+def test_build_without_a_table_or_a_model_loads_no_client_of_either() -> None:
+    code = "import sys, corpus.build; print(sorted({'sqlalchemy', 'httpx', 'jsonschema_rs'} & sys.modules.keys()))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
