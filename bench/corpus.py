@@ -1,4 +1,4 @@
-"""Building corpora, compared with other software for the same tasks (goals K1, K2, K4, K8 and K9): ``python -m
+"""Building corpora, compared with other software for the same tasks (goals K1, K2 and K4 to K9): ``python -m
 bench.corpus``.
 
 - K1: a mix without exact and near duplicates, compared with datatrove's MinHash deduplication of the same rows, by CPU
@@ -6,6 +6,9 @@ bench.corpus``.
 - K2: memory of a mix of many rows in one process.
 - K4: ``mens corpus extract`` on packages of the standard library, compared with plain ``ast.parse`` on the same files,
   by CPU time.
+- K5: the filters of secrets and of personal data, in bytes of rows per CPU second.
+- K6: a mix without the rows that hold an item of an eval, compared with datatrove's filter of n-grams, by CPU time.
+- K7: ``mens generate-data`` with columns that need no model, in rows per CPU second.
 - K8: ``mens generate-data`` with a column that a model answers, compared with a bare client that sends the same
   requests with the same concurrency and writes nothing; by wall time, through the API to a fake replica that answers
   after a set time.
@@ -31,18 +34,18 @@ from bench.datasets.corpus_variants import (
     PYTHON_FOLDERS,
     QUESTION,
     RECIPE_NAME,
-    ROWS_NAME,
     SMOKE_PYTHON_FOLDERS,
 )
-from bench.datasets.planted_rows import FoundCopies, PlantedPairs, find_copies, write_rows
+from bench.datasets.datatrove_variants import ITEMS_NAME, ROWS_NAME
+from bench.datasets.planted_rows import FoundCopies, PlantedPairs, add_items, find_copies, write_rows
 from bench.harness.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
 from bench.harness.peers import peers_python
 from bench.harness.processes import Processes, variant_processes
 from bench.serving.gateway_variants import ALIAS, FakeInstallation
 
-PARTS = ("duplicates", "memory", "extract", "generate")
-PRELOADED = ("corpus.build",)
-SMOKE = {"rounds": 1, "rows": 1_500, "many_rows": 3_000, "generated": 24, "answer_ms": 5.0}
+PARTS = ("duplicates", "memory", "extract", "filters", "contamination", "columns", "generate")
+PRELOADED = ("corpus.build", "corpus.generation.generating")
+SMOKE = {"rounds": 1, "rows": 1_500, "many_rows": 3_000, "items": 500, "made": 500, "generated": 24, "answer_ms": 5.0}
 WORDS, WORDS_OF_MANY = 110, 60
 """Median length of a row."""
 FASTER, RECALL_DIFFERENCE = 12.0, 0.005
@@ -51,6 +54,20 @@ SMOKE_RECALL_DIFFERENCE = 0.02
 BASE_BYTES, BYTES_PER_ROW = 100_000_000, 44
 SLOWER_THAN_PARSING = 2.5
 REBUILD_SECONDS = 1.0
+FILTERED_BYTES_PER_SECOND = 20_000_000
+ITEM_WORDS, ITEMS_EVERY = 40, 100
+"""Words of an item, and which row of the rows is an item too."""
+FASTER_DECONTAMINATION = 5.0
+MADE_ROWS_PER_SECOND = 100_000
+COLUMNS = {
+    "columns": [
+        {"name": "product", "sampler": "category", "values": {"printer": 3, "router": 1}},
+        {"name": "age", "sampler": "uniform", "low": 1, "high": 9},
+        {"name": "number", "sampler": "sequence"},
+        {"name": "question", "template": "My {{ item.product }} number {{ item.number }} stops. What now?"},
+    ],
+    "row": {"prompt": "{{ item.question }}", "response": "Restart the {{ item.product }}."},
+}
 SLOWER_THAN_CLIENT = 1.1
 RECIPE = f"mix: {{output: train.jsonl, sources: [{{path: {ROWS_NAME}}}], dedup: {{near: 0.8}}}}\n"
 Facts = dict[str, float]
@@ -76,6 +93,9 @@ class CorpusBench:
             "duplicates": self._duplicates,
             "memory": self._memory,
             "extract": self._extract,
+            "filters": self._filters,
+            "contamination": self._contamination,
+            "columns": self._columns,
             "generate": self._generate,
         }
         chosen = [self._options.only] if self._options.only else PARTS
@@ -179,6 +199,65 @@ class CorpusBench:
             smoke=self._smoke,
         )
 
+    def _filters(self, processes: Processes, folder: Path) -> bool:
+        write_rows(folder / ROWS_NAME, self._options.rows, WORDS)
+        runs = [self._run(processes, "filters", folder) for _ in range(self._options.rounds)]
+        print(f"\n{runs[0]['rows'] / 1e6:.0f} MB of rows; {_rounds(self._options)}")
+        _print_table({"filters": runs}, {})
+        speed = runs[0]["rows"] / statistics.median(run["cpu_seconds"] for run in runs)
+        return print_goal(
+            "K5",
+            bytes_per_cpu_second=round(speed),
+            target=FILTERED_BYTES_PER_SECOND,
+            met=speed >= FILTERED_BYTES_PER_SECOND,
+            smoke=self._smoke,
+        )
+
+    def _contamination(self, processes: Processes, folder: Path) -> bool:
+        rows, items = self._options.rows, self._options.items
+        write_rows(folder / ROWS_NAME, rows, WORDS)
+        write_rows(folder / ITEMS_NAME, items, ITEM_WORDS, seed=11)
+        planted = add_items(folder / ROWS_NAME, folder / ITEMS_NAME, ITEMS_EVERY)
+        facts: dict[str, list[Facts]] = {"decontaminate": [], "n-grams": []}
+        for _ in range(self._options.rounds):
+            for name, measured in facts.items():
+                for output in ("mens", "n-grams"):
+                    shutil.rmtree(folder / output, ignore_errors=True)
+                measured.append(self._run(processes, name, folder))
+        dropped = {name: rows - round(measured[-1]["rows"]) for name, measured in facts.items()}
+        if min(dropped.values()) < planted:
+            raise BenchFailed(f"of {planted} planted items, rows left out: {dropped}")
+        print(f"\n{rows:,} rows, {items + planted:,} items, {planted:,} of them rows; {_rounds(self._options)}")
+        _print_table(facts, {name: f"{count:,} rows left out" for name, count in dropped.items()})
+        ours, peer = (statistics.median(run["cpu_seconds"] for run in measured) for measured in facts.values())
+        return print_goal(
+            "K6",
+            cpu_ratio=round(peer / ours, 2),
+            target=FASTER_DECONTAMINATION,
+            met=peer / ours >= FASTER_DECONTAMINATION,
+            smoke=self._smoke,
+        )
+
+    def _columns(self, processes: Processes, folder: Path) -> bool:
+        rows = self._options.made
+        (folder / RECIPE_NAME).write_text(json.dumps({"rows": rows, **COLUMNS}))
+        runs = []
+        for _ in range(self._options.rounds):
+            shutil.rmtree(folder / "generated", ignore_errors=True)
+            runs.append(self._run(processes, "columns", folder))
+        if any(run["rows"] != rows for run in runs):
+            raise BenchFailed("rows are missing")
+        print(f"\n{rows:,} rows of four columns; {_rounds(self._options)}")
+        _print_table({"columns": runs}, {})
+        speed = rows / statistics.median(run["cpu_seconds"] for run in runs)
+        return print_goal(
+            "K7",
+            rows_per_cpu_second=round(speed),
+            target=MADE_ROWS_PER_SECOND,
+            met=speed >= MADE_ROWS_PER_SECOND,
+            smoke=self._smoke,
+        )
+
     def _generate(self, processes: Processes, folder: Path) -> bool:
         rows = self._options.generated
         recipe = {
@@ -219,7 +298,7 @@ class CorpusBench:
         )
 
     def _run(self, processes: Processes, variant: str, folder: Path, *more: str, **environment: str) -> Facts:
-        python = self._peers if variant == "datatrove" else Path(sys.executable)
+        python = self._peers if variant in ("datatrove", "n-grams") else Path(sys.executable)
         output = processes.run(python, "bench.datasets.corpus_variants", variant, str(folder), *more, **environment)
         facts: Facts = json.loads(output.splitlines()[-1])
         return facts
@@ -229,8 +308,10 @@ def main() -> int:
     parser = bench_parser("bench.corpus", __doc__)
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=60_000, help="rows of K1")
+    parser.add_argument("--rows", type=int, default=60_000, help="rows of K1, K5 and K6")
     parser.add_argument("--many-rows", type=int, default=1_000_000, help="rows in K2 and K9")
+    parser.add_argument("--items", type=int, default=20_000, help="items of evals in K6")
+    parser.add_argument("--made", type=int, default=200_000, help="rows of K7")
     parser.add_argument("--generated", type=int, default=1_600, help="rows of K8")
     parser.add_argument("--answer-ms", type=float, default=100.0, help="milliseconds per answer in K8")
     options = parse_options(parser, SMOKE)
@@ -255,11 +336,11 @@ def _rounds(options: argparse.Namespace) -> str:
 
 
 def _print_table(facts: dict[str, list[Facts]], notes: dict[str, str]) -> None:
-    print(f"{'':<12}{'seconds':>10}{'CPU s':>10}{'peak MB':>10}")
+    print(f"{'':<14}{'seconds':>10}{'CPU s':>10}{'peak MB':>10}")
     for name, measured in facts.items():
         medians = {key: statistics.median(run[key] for run in measured) for key in measured[0]}
         cells = f"{medians['seconds']:>10.2f}{medians['cpu_seconds']:>10.2f}{medians['peak_bytes'] / 1e6:>10.0f}"
-        print(f"{name:<12}{cells}  {notes.get(name, '')}".rstrip())
+        print(f"{name:<14}{cells}  {notes.get(name, '')}".rstrip())
 
 
 if __name__ == "__main__":

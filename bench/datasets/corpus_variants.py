@@ -17,12 +17,14 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from bench.datasets.data_variants import Variant, print_measured
+from bench.datasets.datatrove_variants import ITEMS_NAME, ROWS_NAME, datatrove, n_grams
 
-ROWS_NAME, RECIPE_NAME = "rows.jsonl", "recipe.yaml"
+RECIPE_NAME = "recipe.yaml"
+ROWS_AT_ONCE = 2_000
 NEAR = 0.8
 PYTHON_FOLDERS = (
     "asyncio", "collections", "concurrent", "ctypes", "curses", "distutils", "email", "http", "idlelib", "importlib", "json",
@@ -42,65 +44,42 @@ def mix(folder: Path) -> int:
     return run_mix(plan, folder / "mix.yaml").report.total_emitted
 
 
-def datatrove() -> Variant:
-    """Run datatrove's four stages with its own settings of 14 buckets of 8 hashes: signatures, buckets, clusters, filter."""
-    import xxhash
-    from datatrove.executor import LocalPipelineExecutor
-    from datatrove.pipeline.dedup import (
-        MinhashDedupBuckets,
-        MinhashDedupCluster,
-        MinhashDedupFilter,
-        MinhashDedupSignature,
+def decontaminate(folder: Path) -> int:
+    """Write a mix of one file without the rows that hold an item of an eval; return the number of its rows."""
+    from corpus.mixing.mix import run_mix
+    from corpus.mixing.mix_file import Decontaminate, Dedup, Mix, MixSource
+
+    plan = Mix(
+        output="mens/train.jsonl",
+        sources=[MixSource(path=ROWS_NAME)],
+        dedup=Dedup(exact=False, near=None),
+        decontaminate=Decontaminate(files=[ITEMS_NAME]),
     )
-    from datatrove.pipeline.readers import JsonlReader
-    from datatrove.pipeline.writers import JsonlWriter
-    from datatrove.utils.logging import logger
-    from datatrove.utils.word_tokenizers import WordTokenizer
+    return run_mix(plan, folder / "mix.yaml").report.total_emitted
 
-    class SplitAtSpaces(WordTokenizer):
-        """Splits words at spaces; spaCy, the default for English, is many times slower."""
 
-        def word_tokenize(self, text: str) -> list[str]:
-            return text.split()
+def filter_rows(folder: Path) -> int:
+    """Judge rows by the filters of secrets and of personal data; return the size of the rows in bytes."""
+    from corpus.filters.row_filters import PersonalDataFilter, SecretFilter
 
-        def sent_tokenize(self, text: str) -> list[str]:
-            raise NotImplementedError
+    filters = SecretFilter(), PersonalDataFilter(key=b"bench")
+    size = 0
+    with (folder / ROWS_NAME).open("rb") as file:
+        while lines := list(islice(file, ROWS_AT_ONCE)):
+            rows = [json.loads(line) for line in lines]
+            for row_filter in filters:
+                row_filter.judge(rows)
+            size += sum(map(len, lines))
+    return size
 
-        def span_tokenize(self, text: str) -> list[tuple[int, int]]:
-            raise NotImplementedError
 
-    class EncodedSignatures(MinhashDedupSignature):
-        """Encodes texts before hashing, because version 4 of xxhash only takes bytes."""
+def columns(folder: Path) -> int:
+    """Write rows of columns without a model; return their number."""
+    from corpus.generation.generating import Generation
+    from corpus.stages import key_of
 
-        def __init__(self, folder: str, language: WordTokenizer) -> None:
-            super().__init__(folder, language=language)
-            self._hash_func = lambda text: xxhash.xxh64_intdigest(text.encode())
-
-    def adapt(_: Any, row: dict[str, Any], path: str, line: int | str) -> dict[str, Any]:
-        return {"text": f"{row['prompt']} {row['response']}", "id": f"{path}/{line}"}
-
-    def read(folder: Path) -> int:
-        logger.remove()
-        work = folder / "datatrove"
-
-        def rows() -> Any:
-            return JsonlReader(str(folder), adapter=adapt, glob_pattern=ROWS_NAME, recursive=False)
-
-        def name(stage: str) -> str:
-            return str(work / stage)
-
-        writer = JsonlWriter(name("kept"), compression=None)
-        stages = (
-            ([rows(), EncodedSignatures(name("signatures"), language=SplitAtSpaces())], 1),
-            ([MinhashDedupBuckets(name("signatures"), name("buckets"))], 14),
-            ([MinhashDedupCluster(name("buckets"), name("removed"))], 1),
-            ([rows(), MinhashDedupFilter(name("removed")), writer], 1),
-        )
-        for number, (steps, tasks) in enumerate(stages):
-            LocalPipelineExecutor(steps, tasks=tasks, workers=1, logging_dir=name(f"logs-{number}")).run()
-        return sum(path.read_bytes().count(b"\n") for path in (work / "kept").iterdir())
-
-    return read
+    stage = Generation(folder / RECIPE_NAME)
+    return stage.run(folder / "generated", key_of(stage)).rows
 
 
 def python_paths() -> tuple[Path, ...]:
@@ -189,6 +168,10 @@ def imported(run: Variant, *modules: str) -> Callable[[], Variant]:
 VARIANTS: dict[str, Callable[[], Variant]] = {
     "mix": imported(mix, "corpus.mixing.mix"),
     "datatrove": datatrove,
+    "decontaminate": imported(decontaminate, "corpus.mixing.mix"),
+    "n-grams": n_grams,
+    "filters": imported(filter_rows, "corpus.filters.row_filters"),
+    "columns": imported(columns, "corpus.generation.generating", "corpus.stages"),
     "extract": imported(extract, "corpus.units.extraction"),
     "parse": imported(parse, "corpus.units.files"),
     "generate": imported(generate, "corpus.generation.generating", "corpus.stages"),

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ class FoundCopies(NamedTuple):
     others: int
 
 
-def write_rows(path: Path, rows: int, mean_words: int) -> PlantedPairs:
+def write_rows(path: Path, rows: int, mean_words: int, seed: int = 7) -> PlantedPairs:
     """Write rows; 2 % are exact copies of an earlier row and 10 % are near copies.
 
     Args:
@@ -54,11 +54,19 @@ def write_rows(path: Path, rows: int, mean_words: int) -> PlantedPairs:
     """
     planted = PlantedPairs()
     with path.open("w", encoding="utf-8") as file:
-        for words in _rows(rows, mean_words, planted):
+        for words in _rows(rows, mean_words, seed, planted):
             third = len(words) // 3
             row = {"prompt": " ".join(words[:third]), "response": " ".join(words[third:])}
             file.write(json.dumps(row) + "\n")
     return planted
+
+
+def add_items(rows: Path, items: Path, every: int) -> int:
+    """Add every ``every``-th row of a file to the items of an eval. Returns the number of rows added."""
+    with rows.open("rb") as file, items.open("ab") as target:
+        lines = list(islice(file, 0, None, every))
+        target.writelines(lines)
+    return len(lines)
 
 
 def find_copies(planted: PlantedPairs, rows: int, kept: Iterable[str]) -> FoundCopies:
@@ -75,8 +83,8 @@ def digest_text(text: str) -> Digest:
     return hashlib.blake2b(" ".join(text.split()).encode(), digest_size=8).digest()
 
 
-def _rows(rows: int, mean_words: int, planted: PlantedPairs) -> Iterator[list[str]]:
-    draw = np.random.default_rng(7)
+def _rows(rows: int, mean_words: int, seed: int, planted: PlantedPairs) -> Iterator[list[str]]:
+    draw = np.random.default_rng(seed)
     short = map("".join, product(_SYLLABLES, repeat=2))
     long = draw.choice(_SYLLABLES, (LONG_WORDS, 3)).tolist()
     vocabulary = np.array([*short, *map("".join, long)])

@@ -21,7 +21,10 @@ RUNS = {
         "C3-memory C3-report C3-near C3-errors C3-convert C3-convert-memory C2",
         "report|report-near|datasets|check|check-bad|orjson|pydantic|convert|report-lenient|  mens|  mens, tokenizers|  trl, 1 process|  trl, 2 processes",
     ),
-    "bench.corpus": ("K1 K2 K4 K8 K9", "mix|datatrove|build|rebuild|extract|parse|generate|client"),
+    "bench.corpus": (
+        "K1 K2 K4 K5 K6 K7 K8 K9",
+        "mix|datatrove|build|rebuild|extract|parse|filters|decontaminate|n-grams|columns|generate|client",
+    ),
     "bench.train": ("C1 C1-trl", "mens|hf|trl|TRL, tokens per CPU second: packed"),
     "bench.train --quant none --trl-settings single": ("C1-none C1-none-trl", "mens|hf|trl"),
     "bench.preference": ("D1 D2", "mens|trl|forward|TRL, CPU seconds of the first steps: batch"),
