@@ -79,12 +79,12 @@ def n_grams() -> Variant:
         # an answer, with those of the question.
         config = NGramsDecontConfig()
         folder.mkdir(parents=True)
-        found: set[int] = set()
+        hashes: set[int] = set()
         for line in items.read_bytes().splitlines():
             item = json.loads(line)
             words = simplify_text(f"{item['prompt']} {item['response']}", config.norm_config).split()
-            found.update(hashed(" ".join(gram)) for gram in ngrams(words, config.n_grams))
-        np.array(list(found), np.uint64).tofile(folder / "items.index.hashes")
+            hashes.update(hashed(" ".join(gram)) for gram in ngrams(words, config.n_grams))
+        np.array(list(hashes), np.uint64).tofile(folder / "items.index.hashes")
 
     def read(folder: Path) -> int:
         logger.remove()
