@@ -18,19 +18,20 @@ import msgspec
 from cli.conversion.file_report import ConversionReport
 from cli.conversion.forms import Dropped, Tags, to_chat
 from cli.conversion.outcomes import ConvertedMethod, DropReason, Note, Row, RowChange, RowOptions, RowOutcome
+from cli.conversion.rankings import best_and_worst
 from cli.conversion.rows import convert_row, is_preference
 from cli.conversion.sources import SourceFile, SourceRow, open_source, read_rows
 from shared.datasets.forms.flags import flag_of
 from shared.datasets.forms.recognition import RowForm, recognise
 from shared.datasets.preferences.rated import LABEL, RatedRecord, parse_rated
 from shared.datasets.preferences.reader import refuse_contradiction
-from shared.datasets.preferences.rows import ANSWERS, essence
+from shared.datasets.preferences.rows import ANSWERS, essence, parse_pair
 from shared.datasets.row_validation import FAILURES, decode_line
 from shared.datasets.rows import RowCode, RowError
 from shared.errors import Code, InvalidRequest
 
 PROGRESS_ROWS = 1_000
-_NEVER_KEPT = frozenset({RowForm.SHAREGPT, RowForm.GEMINI, RowForm.TEXT})
+_NEVER_KEPT = frozenset({RowForm.SHAREGPT, RowForm.GEMINI, RowForm.TEXT, RowForm.RANKING})
 """Forms that Mens' reader never accepts, so that rows need not be tried with it."""
 _NOTES_OF_CHATS = frozenset({Note.SEVERAL_ANSWERS})
 """Notes that matter for training at OpenAI, but not here."""
@@ -130,7 +131,7 @@ def _convert(
     form = rules.form or recognise(mapped)
     outcome = RowOutcome(unused_keys=left_out)
     try:
-        outcome = (_rated if rules.options.as_rated else _converted)(mapped, form, rules, outcome)
+        outcome = _outcome(mapped, form, rules, outcome)
         lines = [encoder.encode(converted) for converted in outcome.rows]
     except Dropped as dropped:
         outcome, lines = RowOutcome(reason=dropped.reason), []
@@ -184,6 +185,8 @@ def _kept(row: SourceRow, source: SourceFile, encoder: msgspec.json.Encoder, opt
         line = row.raw if row.raw is not None else encoder.encode(row.value)
         if options.as_rated:
             parse_rated(line)
+        elif options.as_pairs:
+            parse_pair(line)
         else:
             decode_line(line)
     except (RowError, UnicodeEncodeError, RecursionError):
@@ -197,6 +200,24 @@ def _mapped(row: Row, columns: Mapping[str, str]) -> tuple[Row, list[str]]:
         return row, []
     mapped = {name: row[column] for column, name in columns.items() if column in row}
     return mapped, sorted(key for key, value in row.items() if key not in columns and value not in (None, "", [], {}))
+
+
+def _outcome(row: Row, form: RowForm | None, rules: Rules, outcome: RowOutcome) -> RowOutcome:
+    """Return the rows, of the kind that the user asks for, that a row is converted to.
+
+    Raises:
+        Dropped: the row is not converted.
+    """
+    options = rules.options
+    convert = _rated if options.as_rated else _paired if options.as_pairs else _converted
+    if form is not RowForm.RANKING:
+        return convert(row, form, rules, outcome)
+    if not (options.as_rated or options.as_pairs or options.as_supervised):
+        raise Dropped(DropReason.RANKING)
+    ranked = convert(best_and_worst(row), RowForm.PREFERENCE, rules, outcome)
+    if not ranked.reason:
+        ranked.change(RowChange.BEST_AND_WORST_TAKEN)
+    return ranked
 
 
 def _converted(row: Row, form: RowForm | None, rules: Rules, outcome: RowOutcome) -> RowOutcome:
@@ -228,25 +249,16 @@ def _rated(row: Row, form: RowForm | None, rules: Rules, outcome: RowOutcome) ->
     """
     row = {key.lower(): value for key, value in row.items()}
     label = row.pop(LABEL, None)
-    versions: list[tuple[Row, bool]] = []
-    for chosen, rejected in ANSWERS:
-        if not versions and {chosen, rejected} <= row.keys():
-            versions = [(row, True), (row | {chosen: row[rejected], rejected: row[chosen]}, False)]
+    versions = _versions(row)
     if not versions and label in (None, ""):
         raise Dropped(DropReason.NOT_RATED)
     if not versions:
         if (is_good := flag_of(label)) is None:
             raise Dropped(RowCode.ROW_LABEL_INVALID)
         versions = [(row | {LABEL: True}, is_good)]
-    options = replace(rules.options, as_rated=False, as_supervised=True)
     rated = []
     for version, is_good in versions:
-        chat_outcome = _converted(
-            version,
-            form,
-            replace(rules, options=options),
-            replace(outcome, changes=[], unused_keys=[*outcome.unused_keys]),
-        )
+        chat_outcome = _answered(version, form, rules, outcome)
         if chat_outcome.reason:
             return chat_outcome
         chat_outcome.rows = [chat | {LABEL: is_good} for chat in chat_outcome.rows]
@@ -258,6 +270,53 @@ def _rated(row: Row, form: RowForm | None, rules: Rules, outcome: RowOutcome) ->
     first.rows = [chat for chat_outcome in rated for chat in chat_outcome.rows]
     first.change(RowChange.RATED_ANSWERS)
     return first
+
+
+def _paired(row: Row, form: RowForm | None, rules: Rules, outcome: RowOutcome) -> RowOutcome:
+    """Return the pair that a row with two answers is converted to: the prompt as turns, and a turn for each answer.
+
+    Raises:
+        Dropped: the row is not converted.
+    """
+    versions = _versions({key.lower(): value for key, value in row.items()})
+    if not versions:
+        raise Dropped(DropReason.NOT_A_PREFERENCE)
+    preferred, other = (_answered(version, form, rules, outcome) for version, _ in versions)
+    if reason := preferred.reason or other.reason:
+        return RowOutcome(reason=reason)
+    [chosen], [rejected] = preferred.rows, other.rows
+    *prompt, answer = chosen.pop("messages")
+    *other_prompt, worse = rejected.pop("messages")
+    if prompt != other_prompt:
+        raise Dropped(RowCode.ROW_PROMPTS_DIFFER)
+    preferred.rows = [{"prompt": prompt, "chosen": [answer], "rejected": [worse], **chosen}]
+    try:
+        parse_pair(msgspec.json.encode(preferred.rows[0]))
+    except RowError as error:
+        raise Dropped(error.code) from None
+    replaced = (RowChange.PREFERRED_ANSWER_TAKEN, RowChange.FORM_TO_CHAT)
+    preferred.changes = [change for change in preferred.changes if change not in replaced]
+    preferred.change(RowChange.FORM_TO_PAIR)
+    return preferred
+
+
+def _versions(row: Row) -> list[tuple[Row, bool]]:
+    """Return a row with two answers, and the same row with the answers exchanged, as good and bad; empty for any other row."""
+    for chosen, rejected in ANSWERS:
+        if {chosen, rejected} <= row.keys():
+            return [(row, True), (row | {chosen: row[rejected], rejected: row[chosen]}, False)]
+    return []
+
+
+def _answered(row: Row, form: RowForm | None, rules: Rules, outcome: RowOutcome) -> RowOutcome:
+    """Return the chat with a row's chosen answer, whatever rows the user asks for.
+
+    Raises:
+        Dropped: the row is not converted.
+    """
+    options = replace(rules.options, as_rated=False, as_pairs=False, as_supervised=True)
+    fresh = replace(outcome, changes=[], unused_keys=[*outcome.unused_keys])
+    return _converted(row, form, replace(rules, options=options), fresh)
 
 
 def _account(line: int, outcome: RowOutcome, form: RowForm | None) -> RowAccount:

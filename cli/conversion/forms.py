@@ -331,8 +331,8 @@ def _kto(reading: Reading) -> list[Row]:
 
 
 def _preference(reading: Reading) -> list[Row]:
-    """Return the chosen answer with its prompt: a prompt field, turns in another field, or the preceding turns in the
-    same list.
+    """Return the chosen answer with its prompt: the preceding turns in the same list, turns in another field, or a prompt
+    field.
     """
     chosen = reading.take("chosen")
     reading.take("rejected")
@@ -340,9 +340,13 @@ def _preference(reading: Reading) -> list[Row]:
     if isinstance(chosen, str) and "prompt" not in reading.row and (divided := to_turns(chosen)):
         return divided
     answer = _said(chosen, "assistant", reading)
-    if turns_of(reading.row):
+    is_whole = len(answer) > 1 and answer[0]["role"] in ("user", "system")
+    listed = turns_of(reading.row)
+    if listed and not is_whole:
         return [*_sharegpt(reading), *answer]
-    if len(answer) > 1 and answer[0]["role"] in ("user", "system"):
+    if listed and listed[1] == chosen:  # UltraFeedback's pairs have the chosen chat a second time
+        reading.used.add(listed[0])
+    if is_whole:
         for name in ("prompt", "question"):  # equal to the first of these turns
             if name in reading.row and any(reading.row[name] == turn["content"] for turn in answer):
                 reading.used.add(name)

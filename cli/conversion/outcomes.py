@@ -30,6 +30,8 @@ class RowChange(StrEnum):
     HISTORY_TO_TURNS = "history_to_turns"
     TOOLS_TO_FUNCTIONS = "tools_to_functions"
     NUMBER_TO_TEXT = "number_to_text"
+    BEST_AND_WORST_TAKEN = "best_and_worst_taken"
+    FORM_TO_PAIR = "form_to_pair"
     RATED_ANSWERS = "rated_answers"
     CONTRADICTING_ANSWER_DROPPED = "contradicting_answer_dropped"
     BYTE_ORDER_MARK_REMOVED = "byte_order_mark_removed"
@@ -46,6 +48,8 @@ class DropReason(StrEnum):
     NO_ANSWER = "no_answer"
     NOT_A_PREFERENCE = "not_a_preference"
     PREFERENCE = "preference"
+    RANKING = "ranking"
+    NO_ANSWER_BETTER = "no_answer_better"
     NOT_A_TASK = "not_a_task"
     IN_TRAINING_FILE = "in_training_file"
     ASKED_OF_THE_OLD_MODEL = "asked_of_the_old_model"
@@ -92,6 +96,7 @@ class RowOptions:
         developer_as_system: for a base whose template has no role `developer`.
         as_supervised: train on the preferred answer of a preference.
         as_rated: write rows for KTO: a rated answer with its label, and a pair as two of them.
+        as_pairs: write rows for DPO, in one form.
         split_answers: a chat of several answers becomes a row for each.
         strip: remove these markers.
     """
@@ -100,6 +105,7 @@ class RowOptions:
     developer_as_system: bool = False
     as_supervised: bool = False
     as_rated: bool = False
+    as_pairs: bool = False
     split_answers: bool = False
     strip: Markers | None = None
 

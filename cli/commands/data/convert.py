@@ -28,7 +28,11 @@ from shared.errors import Code, InvalidRequest, MensError
 
 SHOWN_KEYS = 20
 REASONS: dict[str, str] = {
-    DropReason.PREFERENCE: "pairs for DPO need no conversion (docs/preference.md); --as-supervised trains on the chosen answers",
+    DropReason.PREFERENCE: "pairs for DPO need no conversion (docs/preference.md), and --as-pairs converts those of other "
+    "forms; --as-supervised trains on the chosen answers",
+    DropReason.RANKING: "answers with scores; --as-pairs makes a pair for --method dpo of the best and the worst",
+    DropReason.NO_ANSWER_BETTER: "all answers have the same score",
+    DropReason.NOT_A_PREFERENCE: "the row does not have two answers of which one is preferred",
     DropReason.LABEL_FALSE: "rated as bad answers; --as-rated keeps them for --method kto",
     DropReason.NOT_RATED: "the row neither rates its answer nor has two of them",
     DropReason.TEXT_WITHOUT_TURNS: "text without a known chat markup has no answer to learn",
@@ -85,6 +89,14 @@ def convert(
             "answers.",
         ),
     ] = False,
+    as_pairs: Annotated[
+        bool,
+        typer.Option(
+            "--as-pairs",
+            help="Write rows for DPO: pairs of other forms, and of a list of answers with scores the best and the worst. Default: drop "
+            "them.",
+        ),
+    ] = False,
     keep_refusals: Annotated[
         bool, typer.Option("--keep-refusals", help="Keep a refusal as the answer's text. Default: drop its row.")
     ] = False,
@@ -98,11 +110,11 @@ def convert(
 ) -> None:
     """Convert a file of another program into rows for training, and account for every row of it.
 
-    Reads ShareGPT, Alpaca, question and answer, TRL's prompt and completion, preferences, KTO, Gemini's contents, texts with chat
-    markup, and LLaMA-Factory's data sets. File and rows are recognised by their content; a row that Mens reads as it is stays
+    Reads ShareGPT, Alpaca, question and answer, TRL's prompt and completion, preferences, lists of answers with scores, KTO, Gemini's
+    contents, texts with chat markup, and LLaMA-Factory's data sets. File and rows are recognised by their content; a row that Mens reads as it is stays
     byte for byte. Offline; equal input gives equal output.
 
-    With --as-rated, rows are written for `mens train --method kto`, and all others are dropped.
+    With --as-rated, rows are written for `mens train --method kto`, with --as-pairs for `--method dpo`; all others are dropped.
 
     Exit code 1 if no row can be trained on (nothing is written then).
 
@@ -114,8 +126,10 @@ def convert(
 
       mens data convert train.parquet -o rows.jsonl --report account.jsonl --json
     """
-    if as_rated and as_supervised:
-        fail("--as-rated writes rows for KTO and --as-supervised rows of answers; leave one of them out.")
+    if as_rated + as_supervised + as_pairs > 1:
+        fail(
+            "--as-rated writes rows for KTO, --as-pairs rows for DPO and --as-supervised rows of answers; name one of them."
+        )
     try:
         check_output(source, output, report)
         rules = _rules(
@@ -123,7 +137,7 @@ def convert(
             form,
             columns,
             dataset_info,
-            RowOptions(keep_refusals, as_supervised=as_supervised, as_rated=as_rated),
+            RowOptions(keep_refusals, as_supervised=as_supervised, as_rated=as_rated, as_pairs=as_pairs),
         )
         with ExitStack() as stack:
             bar = stack.enter_context(_progress())

@@ -19,6 +19,7 @@ _REMEDIES = {
     RowForm.PREFERENCE: "Set method.type to dpo (`--method dpo`) to learn the preferences; "
     f"`{CONVERT} --as-supervised` takes the chosen answers, and `--as-rated` makes a good and a bad answer of each "
     "pair, for kto.",
+    RowForm.RANKING: f"`{CONVERT} --as-pairs` makes a pair for dpo of the best and the worst answer, and `--as-supervised` takes the best.",
     RowForm.TEXT: f"`{CONVERT}` divides strings with a known chat markup into turns; other strings have no answer to learn.",
     RowForm.KTO: "Set method.type to kto (`--method kto`) to learn from both kinds of answers; "
     f"`{CONVERT}` keeps the rows whose label is true and counts the others.",

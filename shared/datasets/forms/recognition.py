@@ -25,6 +25,7 @@ class RowForm(StrEnum):
     QUESTION_ANSWER = "question-answer"
     PROMPT_COMPLETION = "prompt-completion"
     PREFERENCE = "preference"
+    RANKING = "ranking"
     KTO = "kto"
     GEMINI = "gemini"
     TEXT = "text"
@@ -37,6 +38,7 @@ DESCRIPTIONS: dict[RowForm, str] = {
     RowForm.QUESTION_ANSWER: "the question and answer form",
     RowForm.PROMPT_COMPLETION: "TRL's conversational form (`prompt` and `completion` as lists of turns)",
     RowForm.PREFERENCE: "the form of preferences (`chosen` and `rejected`), which are for DPO and not for supervised tuning",
+    RowForm.RANKING: "the form of rankings (a question and `completions`, a list of answers with scores)",
     RowForm.KTO: "KTO's form (`prompt` and `completion`, or `messages`, with `label`)",
     RowForm.GEMINI: "Gemini's form (`contents` with `parts`)",
     RowForm.TEXT: "the plain form (one `text`), which has no answer to learn unless chat markup divides it into turns",
@@ -59,6 +61,12 @@ QUESTIONS = ("question", "query", "prompt", "instruction", "input", "q", "human"
 ANSWERS = ("answer", "response", "output", "completion", "a", "assistant", "gpt", "reply", "target")
 CHOSEN, REJECTED = "chosen", "rejected"
 PREFERRED = ("preferred_output", "preferred_completion")
+RANKED_ANSWERS = ("completions", "responses", "generations", "answers")
+RANKED_TEXTS = ("response", "text", "content", "completion", "answer", "output")
+"""Keys of the text in a list of answers."""
+SCORE_KEYS = ("score", "fine-grained_score", "overall_score", "rating")
+"""Keys of the score in a list of answers. UltraFeedback's ``overall_score`` is known to have wrong values."""
+SCORE_LISTS = ("scores", "ratings")
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 PLACEHOLDERS = ("<image>", "<video>", "<audio>")
 
@@ -114,7 +122,19 @@ def _form_of_pair(keys: Row) -> RowForm | None:
         return RowForm.ALPACA
     if has_pair(keys):
         return RowForm.QUESTION_ANSWER
+    if _is_ranking(keys):
+        return RowForm.RANKING
     return RowForm.TEXT if any(isinstance(keys.get(name), str) for name in ("text", "content")) else None
+
+
+def _is_ranking(keys: Row) -> bool:
+    """Return whether a row, with its keys in lower case, has a question and a list of answers with scores."""
+    answers: list[Any] = next((keys[name] for name in RANKED_ANSWERS if isinstance(keys.get(name), list)), [])
+    has_scores = any(isinstance(keys.get(name), list) for name in SCORE_LISTS)
+    has_scores = has_scores or any(
+        isinstance(answer, dict) and not answer.keys().isdisjoint(SCORE_KEYS) for answer in answers
+    )
+    return bool(answers) and has_scores and any(name in keys for name in QUESTIONS)
 
 
 def has_pair(keys: Iterable[str]) -> bool:

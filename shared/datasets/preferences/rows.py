@@ -221,6 +221,8 @@ def _read(row: Row) -> Written:
     sides = [Side(turns_in(row[name], name), name) for name in names]
     if row.get("prompt") is None:
         return _implicit(row, *sides)
+    if isinstance(row["prompt"], str):
+        raise wrong_type("prompt", "a list of turns, as chosen is; `mens data convert --as-pairs` writes it so")
     prompt = turns_in(row["prompt"], "prompt")
     return written_row(prompt, "prompt", row.get("tools"), sides, used=("prompt", "tools", chosen, rejected))
 
@@ -362,6 +364,9 @@ def _without_answers(row: Row) -> RowError:
     if rates_its_answer(row):
         rated = "the row rates one answer, as for KTO, and has no second one"
         return RowError(RowCode.ROW_METHOD_MISMATCH, rated, form=RowForm.KTO)
+    if recognise(row) is RowForm.RANKING:
+        reason = "the row has a list of answers with scores; `mens data convert --as-pairs` makes a pair of it"
+        return RowError(RowCode.ROW_FIELD_MISSING, reason, form=RowForm.RANKING)
     if recognise(row):
         learnt = "the row does not have a preferred and a rejected answer; it is a row for supervised tuning"
         return RowError(RowCode.ROW_METHOD_MISMATCH, learnt)

@@ -25,6 +25,7 @@ GOLDEN = Path(__file__).parent / "golden" / "accounts.json"
 ALPACA = {"instruction": "Hi", "output": "No", "history": [["Hi", "Hello"]]}
 CHOSEN = Rules(options=RowOptions(as_supervised=True))
 RATED = Rules(options=RowOptions(as_rated=True))
+PAIRS = Rules(options=RowOptions(as_pairs=True))
 
 
 def converted(
@@ -181,6 +182,48 @@ def test_preferences_are_not_trained_on_unless_asked_for(tmp_path: Path) -> None
     rows = [row for form, row, _ in READABLE if form is RowForm.PREFERENCE]
     written, report, _ = converted(tmp_path, *rows, rules=Rules())
     assert (written, report.drops) == ([], {DropReason.PREFERENCE: len(rows)})
+
+
+PAIR = {"prompt": [HI[0]], "chosen": [HI[1]], "rejected": [said("Hi", "No")[1]]}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Hi", "chosen": HI, "rejected": said("Hi", "No"), "messages": HI, "score_chosen": 8.5},
+        {"instruction": "Hi", "completions": [{"response": text, "score": len(text)} for text in ("No", "Hey", "Hello")]},
+        {"prompt": "Hi", "responses": ["No", "Hello", "Hey"], "scores": [-1, 3, 0]},
+        {"conversations": [{"from": "human", "value": "Hi"}], "chosen": {"from": "gpt", "value": "Hello"}, "rejected": {"from": "gpt", "value": "No"}},
+        {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: No"},
+    ],
+    ids=["ultrafeedback-binarized", "ultrafeedback", "two lists", "sharegpt", "hh-rlhf"],
+)  # fmt: skip
+def test_pairs_of_any_form_are_written_for_dpo(row: dict[str, Any], tmp_path: Path) -> None:
+    [written], report, _ = converted(tmp_path, row, rules=PAIRS)
+    assert written == PAIR
+    assert list(report.changes) == ["form_to_pair", "best_and_worst_taken"][: len(report.changes)]
+    [rated, other], _, _ = converted(tmp_path, row, rules=RATED)
+    assert (rated, other) == ({"messages": HI, "label": True}, {"messages": said("Hi", "No"), "label": False})
+
+
+def test_what_is_no_pair_is_dropped_with_its_reason(tmp_path: Path) -> None:
+    plain = {"prompt": "Hi", "chosen": "Hello", "rejected": "No", "rating": 5}
+    rows: list[Any] = [
+        plain,
+        {"prompt": "Hi", "response": "Hello"},
+        {"prompt": "Hi", "chosen": HI, "rejected": HI},
+        {"prompt": "Hi", "chosen": HI, "rejected": said("Ho", "No")},
+        {"prompt": "Hi", "responses": ["No ", "No"], "scores": [1, 2]},
+    ]
+    written, report, _ = converted(tmp_path, *rows, rules=PAIRS)
+    assert (written, report.kept) == ([plain], 1)
+    assert report.drops == {"not_a_preference": 1, "ROW_ANSWERS_EQUAL": 2, "ROW_PROMPTS_DIFFER": 1}
+
+
+def test_a_ranking_is_dropped_unless_a_kind_of_row_is_asked_for(tmp_path: Path) -> None:
+    rows = [row for form, row, _ in READABLE if form is RowForm.RANKING]
+    written, report, _ = converted(tmp_path, *rows, rules=Rules())
+    assert (written, report.drops) == ([], {DropReason.RANKING: len(rows)})
 
 
 def test_row_that_the_reader_takes_stays_byte_for_byte(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ OF_FORMS = {
     RowChange.TOOLS_TO_FUNCTIONS,
     RowChange.NUMBER_TO_TEXT,
     RowChange.BYTE_ORDER_MARK_REMOVED,
+    RowChange.BEST_AND_WORST_TAKEN,
+    RowChange.FORM_TO_PAIR,
     RowChange.RATED_ANSWERS,
     RowChange.CONTRADICTING_ANSWER_DROPPED,
 }
