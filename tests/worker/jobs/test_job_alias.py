@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from cli.client.gate_outcome import describe_gates
 from shared.database.adapters import Adapters
 from shared.database.connection import Database
+from shared.database.evaluation.evals import Evals
 from shared.database.files.files import Files
 from shared.database.job_states import Stage
 from shared.database.jobs import Jobs
@@ -22,7 +24,8 @@ from shared.database.tables.jobs import JobRow
 from shared.errors import Code, JobFailed, MensError, Unavailable
 from tests.support.builders import claimed, contract, new_adapter, submission
 from tests.support.databases import ON_SQLITE_IN_MAKE_TEST
-from tests.support.judged_installation import OLD, JudgedInstallation, Models
+from tests.support.gate_rows import govern
+from tests.support.judged_installation import CONFIG, EQUALS, OLD, JudgedInstallation, Models, policy_of
 from worker.evaluation.gate_runs import run_templates
 from worker.jobs.attempt import Attempt
 from worker.jobs.finetune import finish
@@ -118,6 +121,25 @@ def test_a_jobs_alias_moves_when_its_adapter_passes_and_else_stays(
         assert job.result["alias"]["error"]["code"] == "GATE_FAILED"
         assert any(message.startswith("evals.quality failed: mean score went from 0.9 to 0.5") for message in said)
         assert said[-1].endswith("The alias prod stays at demo@1: GATE_FAILED.")
+
+
+def test_the_win_rate_of_the_aliass_policy_is_a_line_of_the_jobs_report(
+    place: JudgedInstallation, models: Models, run_dir: Path
+) -> None:
+    """The policy names the eval; its result, which `mens jobs show` prints, has the rate and its interval's end."""
+    models.right |= {"new@1": 1.0, OLD: 0.5}
+    judged = Evals(place.database).create("better", {}, {"data_source_config": CONFIG, "testing_criteria": [EQUALS]})
+    runs = policy_of(judged.id, place.file_id).partition("gates:")[0]
+    gates = "gates: {evals: {better: {run: support, criterion: equals, min_win_rate: 0.5}}}\n"
+    place.policy = govern(place.database, "alias:prod", runs + gates, name="better").policy
+    jobs, leases = Jobs(place.database), Leases(place.database, 60)
+    lease = claimed(jobs, leases)
+    finish_attempt(place, leases, lease, "new@1", run_dir)
+    receipt, gate, alias = describe_gates(jobs.get(lease.job.id).result)
+    assert receipt.endswith(": passed")
+    assert gate.startswith("  evals.better  passed: win rate is 0.75 (30 won, 30 tied, 0 lost): the lower end of its ")
+    assert gate.endswith(", and must be above 0.5")
+    assert alias == "alias    prod points to it"
 
 
 @ON_SQLITE_IN_MAKE_TEST
