@@ -1,14 +1,12 @@
 """SFT, then DPO from it, on SmolLM2-135M-Instruct: rows teach it to apologise after each answer, and pairs that prefer the same answer
 without the apology take that away again, on other questions too, and nothing of what it knows.
 
-``MENS_TEST_SEEDS=3 pytest tests/system/test_real_preferences.py -s`` trains with three seeds and prints a row of each table in
-docs/preference.md.
+``make long`` trains with seed 1; ``make experiments`` trains with the other two of the table in docs/preference.md, and prints their rows.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -28,7 +26,7 @@ gates: {forget: {max_degradation: 0.1}}
 SUPERVISED = {"epochs": 2, "learning_rate": 2e-4}
 PREFERENCE = {"epochs": 1, "learning_rate": 7e-5}
 FORGETFUL = {"epochs": 1, "learning_rate": 1e-3}
-SEEDS = range(1, 1 + int(os.environ.get("MENS_TEST_SEEDS", "1")))
+SEEDS = (1, 2, 3)
 pytestmark = pytest.mark.timeout(1800)
 
 
@@ -111,8 +109,13 @@ def forget_gate(installation: Installation, result: dict[str, Any]) -> dict[str,
     return gate | {"compared_with": receipt["compared_with"]}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.experiment if number else pytest.mark.long)
+        for number, seed in enumerate(SEEDS)
+    ],
+)
 def test_tuned_model_wins_on_other_questions_and_has_kept_what_it_knew(
     real: Installation, apologising: Callable[[int], str], seed: int
 ) -> None:
