@@ -47,7 +47,7 @@ MODEL_FOLDER = "model"
 MERGE_PROGRESS_NAME = "merge_progress.json"
 PREPARED_FOLDER = "prepared"
 PROBES_NAME = "probes.json"
-DEPTHS = (256, 1024, 4096)
+DEPTHS = (256, 1024, 4096, 16_384, 65_536)
 """Ends of the ranges of positions that a certificate judges separately; the first range begins at 0."""
 REFERENCE_NAME = "reference.safetensors"
 PREFERENCE_METRICS = (

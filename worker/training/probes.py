@@ -17,8 +17,10 @@ from worker.training.model.load import packs
 
 MAX_PROBES = 4
 MAX_TOKENS = 256
-DEEPEST = 4096
-"""Largest number of tokens of the deep probe, so that each side can score it in one forward pass, even on a CPU."""
+DEEPEST = {"cpu": DEPTHS[2], "cuda": DEPTHS[-1]}
+"""Largest number of tokens of the deep probe by the trainer's device. Both sides score it in one forward pass, which on a
+CPU would take minutes beyond that.
+"""
 DEEP_ROWS = 256
 """Number of rows among which the longest are searched for."""
 DEEP_POSITIONS = 64
@@ -39,10 +41,11 @@ def make_probes(
             ``trained``. None: they are left out, and the base shift cannot be reported.
         device: the model's device.
         window: the contract's maximum row length. Above `MAX_TOKENS`, one more probe has this many tokens, at most
-            `DEEPEST`.
+            the device's `DEEPEST`.
     """
     probes = [probe for row in rows[:MAX_PROBES] if (probe := _probe(row))["positions"]]
-    if probes and (deep := _deep_probe(rows, min(window, DEEPEST))):
+    deepest = DEEPEST["cpu" if device is None else device.type]
+    if probes and (deep := _deep_probe(rows, min(window, deepest))):
         probes.append(deep)
     if model is not None and device is not None:
         for probe, scores in zip(probes, score_probes(model, probes, device), strict=True):

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from shared.contract.sections import AdapterSection, QuantSection
+from worker.run_folder import DEPTHS
 from worker.training.data.prepared import Row
 from worker.training.model.load import attach_lora, load_base
 from worker.training.probes import (
     DEEP_POSITIONS,
-    DEEPEST,
     MAX_PROBES,
     MAX_TOKENS,
     make_probes,
@@ -57,18 +57,29 @@ def test_few_rows_are_enough_and_rows_without_positions_are_left_out(tmp_path):
     assert written(tmp_path, [example(5, range(1))]) == []
 
 
-@pytest.mark.parametrize(("window", "deepest"), [(0, None), (MAX_TOKENS, None), (700, 700), (10_000, DEEPEST)])
-def test_a_longer_window_has_a_probe_as_deep(window, deepest):
+@pytest.mark.parametrize(
+    ("device", "window", "deepest"),
+    [
+        ("cpu", 0, None),
+        ("cpu", MAX_TOKENS, None),
+        ("cpu", 700, 700),
+        ("cpu", 10_000, 4096),
+        ("cuda", 10_000, 10_000),
+        ("cuda", 100_000, 65_536),
+    ],
+)
+def test_a_longer_window_has_a_probe_as_deep(device, window, deepest):
     """Of the longest row, which learns its last half, or of rows end to end."""
     rows = [example(30, range(20, 30)), example(700, range(350, 700))]
-    found = make_probes(rows, window=window)
+    found = make_probes(rows, device=torch.device(device), window=window)
     assert len(found) == (2 if deepest is None else 3)
     if deepest is None:
         return
     probe = found[-1]
     assert (len(probe["token_ids"]), probe["stretched"]) == (deepest, deepest > 700)
     assert all(MAX_TOKENS <= at < deepest for at in probe["positions"])
-    assert len(probe["positions"]) == (DEEP_POSITIONS if deepest == 700 else 2 * DEEP_POSITIONS)
+    ranges = sum(MAX_TOKENS <= begin < deepest for begin in DEPTHS)
+    assert len(probe["positions"]) == ranges * DEEP_POSITIONS
 
 
 def test_rows_without_a_learnt_token_have_no_deep_probe():
