@@ -89,6 +89,8 @@ class CacheGeneration:
     """Expiry of accepted secrets, for those that have one."""
     sign_ins: dict[bytes, str] = field(default_factory=dict)
     """Ids of the sign-ins that secrets are halves of."""
+    accepting: dict[bytes, asyncio.Future[AcceptedSecret]] = field(default_factory=dict)
+    """Lookups of secrets that are in flight."""
     destinations: dict[tuple[str, str], Destination] = field(default_factory=dict)
     certificates: dict[str, list[BaseCertificate]] = field(default_factory=dict)
     rendered: dict[Hashable, bytes] = field(default_factory=dict)
@@ -144,7 +146,7 @@ class LookupCache:
         if (key := cached.keys.get(digest)) is None:
             # The entry is absent until the lookup has found it again, because it may have been revoked since.
             self._known.discard(digest)
-            accepted = await run_in_threadpool(self._accept, secret)
+            accepted = await self._shared_acceptance(cached, digest, secret)
             key = cached.keys[digest] = accepted.key
             if accepted.until is not None:
                 cached.ends[digest] = accepted.until
@@ -302,6 +304,18 @@ class LookupCache:
             await self._write_use()
             # The thread is not joined, because its last read may hang.
             self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _shared_acceptance(self, cached: CacheGeneration, digest: bytes, secret: Secret) -> AcceptedSecret:
+        """Look a secret up, once for all who ask at the same time: after the cache was emptied, that is every open stream."""
+        accepting = cached.accepting.get(digest)
+        if accepting is None:
+            accepting = asyncio.ensure_future(run_in_threadpool(self._accept, secret))
+            cached.accepting[digest] = accepting
+            accepting.add_done_callback(
+                lambda done: (cached.accepting.pop(digest), done.cancelled() or done.exception())
+            )
+        # Shielded: a caller that leaves must not cancel the lookup that others wait for.
+        return await asyncio.shield(accepting)
 
     def _accept(self, secret: Secret) -> AcceptedSecret:
         return self._keys.accept(secret) if isinstance(secret, str) else self._sign_ins.accept(secret)

@@ -8,6 +8,7 @@ stream nothing is read. Each change is rendered once and kept in a log, from whi
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections import deque
@@ -32,12 +33,26 @@ OVERLAP = timedelta(seconds=10)
 """How far back each reading goes: a transaction may end this long after the time of its changes."""
 PROGRESS_SECONDS = 2.0
 """Minimum time between two events of a job's progress."""
+BATCH_SECONDS = 1.0
+"""Minimum time between two chunks of progress: jobs whose progress is due are sent together, because each chunk costs
+every stream a write.
+"""
+IDLE_POLLS = 2
+"""Polls without an event after which streams are woken nevertheless, e.g. to find that a key has expired."""
+RECHECKS = 2
+"""Polls after which streams are woken once the change counter has moved: a key may have been revoked, of which the cache of keys
+knows at the second of them at the latest.
+"""
+LOSS_DIGITS = 6
+"""Significant digits of a loss in an event of progress."""
 LOG_EVENTS = 5_000
 KNOWN_JOBS = 10_000
 """Number of jobs whose last summary is kept, to distinguish progress from other changes."""
 MISSED_JOBS = 500
 """Largest number of changed jobs that a stream gets first when it continues an earlier stream."""
 PROGRESS_FIELDS = frozenset({"step", "total_steps", "train_loss", "eta_seconds", "version"})
+PROGRESS = "progress"
+"""Type of the events of progress."""
 SHOWN_PROGRESS = ("id", "version", "step", "train_loss", "eta_seconds")
 RESET = ServerSentEvent(raw_data="{}", event="reset")
 """Event of a stream that has missed changes: its client must read its lists again."""
@@ -113,7 +128,9 @@ class JobChanges:
         self._forget()
 
     async def chunks(self, selection: Wanted) -> AsyncGenerator[bytes, None]:
-        """After each poll, yield the wanted events since the previous poll as they are sent, joined."""
+        """Yield the wanted events as they are sent, joined: after each poll that has found any, and after some others,
+        so that the caller can check its key again.
+        """
         self._streams += 1
         key = selection.key()
         try:
@@ -141,7 +158,7 @@ class JobChanges:
             return b""
         place = (seen, self._logged, key)
         if place not in self._chunks:
-            self._chunks[place] = b"".join(map(encoded, self._events_after(seen, selection)))
+            self._chunks[place] = joined(list(self._events_after(seen, selection)))
         return self._chunks[place]
 
     def _events_after(self, seen: int, selection: Wanted) -> Iterator[ServerSentEvent]:
@@ -165,28 +182,40 @@ class JobChanges:
         self._versions: dict[str, int] = {}
         self._known: dict[str, JobSummary] = {}
         self._progress_at: dict[str, float] = {}
+        self._batch_at = -BATCH_SECONDS
         self._late: dict[str, FoundChange] = {}
         self._is_behind = False
 
     async def _poll(self) -> None:
+        silent, rechecks, sent = 0, 0, self._logged
         while self._streams:
             try:
-                for change in await to_thread.run_sync(self._read, limiter=self._limiter):
+                found_changes, others = await to_thread.run_sync(self._read_all, limiter=self._limiter)
+                for change in found_changes:
                     self._add(change)
-                for logged in await to_thread.run_sync(self._others.read, self._newest, limiter=self._limiter):
-                    self._log_event(logged)
-                for logged in self._others.of_replicas(self._replicas()):
+                for logged in [*others, *self._others.of_replicas(self._replicas())]:
                     self._log_event(logged)
                 if self._is_behind:
                     self._log_event(LoggedEvent(None, None, None, RESET))
                 self._add_late_progress()
             except MensError as error:
                 logger.warning("streams of job changes wait for the database: %s", error.message)
+            silent, rechecks = silent + 1, RECHECKS if self._others.has_counted else rechecks - 1
             # Also after a failure, so that the streams can still detect whether their clients are connected.
-            self._chunks.clear()
-            polled, self._polled = self._polled, asyncio.Event()
-            polled.set()
+            if sent != self._logged or rechecks > 0 or silent >= IDLE_POLLS:
+                silent, sent = 0, self._logged
+                self._chunks.clear()
+                polled, self._polled = self._polled, asyncio.Event()
+                polled.set()
             await asyncio.sleep(self._poll_seconds)
+
+    def _read_all(self) -> tuple[list[FoundChange], list[LoggedEvent]]:
+        found_changes = self._read()
+        try:
+            return found_changes, self._others.read(self._newest)
+        except MensError as error:
+            logger.warning("streams of changes wait for aliases and receipts: %s", error.message)
+            return found_changes, []  # its next reading begins where the last complete one began
 
     def _read(self) -> list[FoundChange]:
         """Read the jobs that have changed since the last reading. The first reading only finds out what time it is."""
@@ -218,6 +247,9 @@ class JobChanges:
 
     def _add_late_progress(self) -> None:
         now = self._clock()
+        if not self._late or now - self._batch_at < BATCH_SECONDS:
+            return
+        self._batch_at = now
         for job_id, change in list(self._late.items()):
             if now - self._progress_at.get(job_id, -PROGRESS_SECONDS) >= PROGRESS_SECONDS:
                 self._progress_at[job_id] = now
@@ -235,6 +267,21 @@ def encoded(event: ServerSentEvent) -> bytes:
     return format_sse_event(data_str=event.raw_data, event=event.event, id=event.id)
 
 
+def joined(events: Sequence[ServerSentEvent]) -> bytes:
+    """Return events as they are sent together. Only the last event of progress has an id: a stream that ends before it is
+    continued from an earlier one, and has the others once more.
+    """
+    last = max((index for index, event in enumerate(events) if event.event == PROGRESS), default=-1)
+    return b"".join(
+        encoded(
+            ServerSentEvent(raw_data=event.raw_data, event=PROGRESS)
+            if event.event == PROGRESS and index < last
+            else event
+        )
+        for index, event in enumerate(events)
+    )
+
+
 def job_event(change: FoundChange) -> ServerSentEvent:
     """Return the event that carries a job's summary."""
     return ServerSentEvent(raw_data=change.summary.model_dump_json(), event="job", id=cursor_of(change.changed_at))
@@ -242,8 +289,11 @@ def job_event(change: FoundChange) -> ServerSentEvent:
 
 def progress_event(change: FoundChange) -> ServerSentEvent:
     """Return the event for a job if only its progress has changed."""
-    text = change.summary.model_dump_json(include=set(SHOWN_PROGRESS))
-    return ServerSentEvent(raw_data=text, event="progress", id=cursor_of(change.changed_at))
+    shown = change.summary.model_dump(include=set(SHOWN_PROGRESS))
+    if shown["train_loss"] is not None:
+        shown["train_loss"] = float(f"{shown['train_loss']:.{LOSS_DIGITS}g}")
+    text = json.dumps(shown, separators=(",", ":"))
+    return ServerSentEvent(raw_data=text, event=PROGRESS, id=cursor_of(change.changed_at))
 
 
 def missed_events(database: Database, selection: Wanted, cursor: int) -> list[ServerSentEvent]:

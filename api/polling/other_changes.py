@@ -64,6 +64,8 @@ class OtherChanges:
         self._count: int | None = None
         self._seen: dict[tuple[str, ...], int] = {}
         self._replicas: dict[str, ReplicaFacts] | None = None
+        self.has_counted = False
+        """True if the counter had moved at the last reading: a key may have been revoked."""
 
     def read(self, now: datetime | None) -> list[LoggedEvent]:
         """Return the events of aliases and receipts since the reading before; none at the first one.
@@ -72,6 +74,7 @@ class OtherChanges:
             now: time of this reading, by the database's clock.
         """
         count, since = self._changes.count(), self._since
+        self.has_counted = self._count != count
         if since is None:
             self._since, self._count = now, count
             return []

@@ -97,6 +97,24 @@ def test_cached_keys_and_names_are_not_read_again(database: Database, adapters: 
     run(test, database)
 
 
+def test_concurrent_lookups_of_one_key_read_it_once(database: Database) -> None:
+    key, secret = Keys(database).create("bot", "acme")
+    queries = Queries(database)
+
+    async def test(lookup: LookupCache) -> None:
+        await eventually(lambda: has_counter(lookup))
+        left = asyncio.create_task(lookup.authenticate(secret))
+        others = [asyncio.create_task(lookup.authenticate(secret)) for _ in range(50)]
+        await asyncio.sleep(0)
+        left.cancel()
+        assert await asyncio.gather(*others) == [key] * 50
+        assert len([statement for statement in queries.statements if "FROM api_keys" in statement]) == 1
+        refused = await asyncio.gather(*(lookup.authenticate("mens-none") for _ in range(5)), return_exceptions=True)
+        assert {type(each) for each in refused} == {Unauthenticated}
+
+    run(test, database)
+
+
 def test_rendered_lists_are_kept_until_a_change_and_within_their_bytes(
     database: Database, elsewhere: Database, adapters: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

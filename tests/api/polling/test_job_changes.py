@@ -14,6 +14,7 @@ from sqlalchemy import event
 from api.polling import job_changes, other_changes
 from api.polling.job_changes import JobChanges, Wanted, missed_events
 from api.polling.other_changes import GONE, ChangeType, ReplicaFacts
+from shared.database.callers.keys import Keys
 from shared.database.connection import Database
 from shared.database.gates.receipts import NewReceipt
 from shared.database.jobs import Jobs
@@ -108,7 +109,56 @@ def test_progress_comes_at_most_every_two_seconds_and_then_the_newest(database: 
     run(test, database, clock=lambda: now)
 
 
-def test_many_streams_cost_the_database_what_one_does(database: Database) -> None:
+def test_progress_of_many_jobs_comes_together_with_one_id(database: Database) -> None:
+    now, leases = 0.0, Leases(database, 60.0)
+
+    async def test(followed: JobChanges) -> None:
+        nonlocal now
+        chunks = followed.chunks(Wanted([SHARED]))
+        await settle(chunks)
+        held = [claimed(Jobs(database), leases) for _ in range(3)]
+        await next_events(chunks, 3)
+        leases.report(held[0], progress=TRAINING | {"step": 1, "loss": 1 / 3}, events=[])
+        assert [data["train_loss"] for _, data in await next_events(chunks, 1)] == [0.333333]
+        for lease in held[1:]:
+            leases.report(lease, progress=TRAINING | {"step": 1}, events=[])
+            assert await settle(chunks) == [], "the time of the last batch was less than a second ago"
+        now = job_changes.BATCH_SECONDS
+        chunk = b""
+        while not chunk:
+            chunk = await anext(chunks)
+        assert {data["id"] for _, data in events_of(chunk)} == {lease.job.id for lease in held[1:]}
+        assert chunk.count(b"id: ") == 1
+        assert chunk.rstrip().rpartition(b"\n")[2].startswith(b"id: ")
+
+    run(test, database, clock=lambda: now)
+
+
+def test_stream_without_events_goes_on_as_soon_as_a_key_was_revoked(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_changes, "IDLE_POLLS", 10**9)
+    key, _ = Keys(database).create("bot", "acme")
+
+    async def test(followed: JobChanges) -> None:
+        chunks = followed.chunks(Wanted([SHARED]))
+        await anext(chunks)
+        waiting = asyncio.ensure_future(anext(chunks))
+        while True:  # readings before this one may find the counter as it was
+            done, _ = await asyncio.wait([waiting], timeout=0.2)
+            if not done:
+                break
+            waiting = asyncio.ensure_future(anext(chunks))
+        Keys(database).revoke(key.id)
+        assert await waiting == b""
+        assert await anext(chunks) == b"", "and once more, when the cache of keys surely knows"
+
+    run(test, database)
+
+
+def test_many_streams_cost_the_database_what_one_does(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_changes, "IDLE_POLLS", 1)
+
     async def queries_of(streams: int, followed: JobChanges) -> list[int]:
         """Queries of each poll, of one without a change and of one with a change."""
         all_chunks = [followed.chunks(Wanted([SHARED])) for _ in range(streams)]
