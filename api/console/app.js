@@ -30,6 +30,8 @@ const KEYS = [
   ["/", "search"], ["j, k", "next and previous row"], ["Enter", "open the row"], ["x, c", "choose the row, compare the chosen"], ["g j", "jobs"], ["g n", "new run"], ["g d", "data"], ["g a", "aliases and gates"], ["g e", "evals"], ["g p", "playground"], ["g u", "usage and system"], ["?", "this list"],
 ];
 
+/** How long there may be nothing on the page, in ms. */
+const NOTHING_SHOWN = 150;
 const RELOADED = "mens.reloaded";
 
 /** A module of this release is gone: Mens was updated. Load the page again, once. */
@@ -107,7 +109,7 @@ function Console() {
     setError(null);
     findCaller().catch(setError);
   };
-  useEffect(ask, []);
+  useEffect(() => void asked.catch(setError), []);
   useEffect(() => {
     if (me) providerAnswer.value = null; // it must not count after they have signed out
   }, [me]);
@@ -159,6 +161,9 @@ addEventListener("click", (event) => {
 });
 
 follow();
+const asked = findCaller();
+// A frame without a person shows nothing for as long, and would delay the one with their screen.
+await Promise.race([asked.catch(() => {}), new Promise((resolve) => setTimeout(resolve, NOTHING_SHOWN))]);
 const place = document.getElementById("console");
 if (place) {
   place.replaceChildren();

@@ -68,15 +68,24 @@ def test_a_style_is_an_object_that_the_policy_lets_through() -> None:
 
 
 def test_page_asks_early_for_all_that_its_first_screen_needs() -> None:
-    preloaded = set(re.findall(r'<link rel="modulepreload" href="/console/\{digest\}/([^"]+)">', INDEX))
+    preloaded = set(
+        re.findall(r'<link rel="modulepreload" fetchpriority="low" href="/console/\{digest\}/([^"]+)">', INDEX)
+    )
     assert preloaded == imports_of("app.js")
+
+
+def test_what_is_asked_first_waits_for_no_other_module() -> None:
+    """It runs as soon as it has arrived: the page has no script before it, and it imports nothing that must arrive, too."""
+    first = re.findall(r'<script type="module" src="/console/\{digest\}/([^"]+)"( async)?>', INDEX)
+    assert first == [("lib/first_calls.js", " async"), ("app.js", "")]
+    assert imports_of("lib/first_calls.js") == {"lib/first_calls.js"}
 
 
 def test_page_is_small() -> None:
     sizes = {str(path.relative_to(CONSOLE)): path for path in CONSOLE.rglob("*") if path.is_file()}
     served = {name: compressed(name) for name in sizes if not name.startswith("vendor/LICENSE")}
     assert sum(served.values()) <= MOST_BYTES, served
-    first = imports_of("app.js") | {"index.html", "style.css", "vendor/uplot.css", "icon.svg"}
+    first = imports_of("app.js") | {"index.html", "style.css", "icon.svg"}
     assert sum(served[name] for name in first) <= MOST_FIRST_BYTES
     assert (CONSOLE / "style.css").stat().st_size <= MOST_STYLE
 

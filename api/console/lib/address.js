@@ -1,14 +1,12 @@
 /** The address is the state: `#/jobs?state=running&q=invoice`. Filters, zoom and the open tab are in it; prompts and keys never are. */
 import { computed, signal } from "../vendor/signals.js";
+import { decoded, readAddress } from "./first_calls.js";
 
 const hash = signal(location.hash);
 addEventListener("hashchange", () => (hash.value = location.hash));
 
 /** Parts of the path and the parameters, decoded. */
-export const address = computed(() => {
-  const [path, query = ""] = hash.value.replace(/^#\/?/, "").split("?", 2);
-  return { parts: path.split("/").filter(Boolean).map(decoded), query: new URLSearchParams(query) };
-});
+export const address = computed(() => readAddress(hash.value));
 
 /** Where the identity provider sends the browser back. */
 const CALLBACK = "/console/callback";
@@ -21,15 +19,6 @@ if (location.pathname === CALLBACK) {
   if (told.get("state")) providerAnswer.value = Object.fromEntries(names.map((name) => [name, told.get(name) || ""]));
   history.replaceState(null, "", "/#/jobs");
   hash.value = location.hash;
-}
-
-/** @param {string} part */
-function decoded(part) {
-  try {
-    return decodeURIComponent(part);
-  } catch {
-    return part;
-  }
 }
 
 /**

@@ -1,7 +1,8 @@
 /** One store: objects by URL, with their ETag. A screen names what it shows; what changes is drawn again. */
 import { signal } from "../vendor/signals.js";
-import { useEffect } from "../vendor/preact-hooks.js";
+import { useLayoutEffect } from "../vendor/preact-hooks.js";
 import { ApiError, call, caller, succeed } from "./client.js";
+import { eventsPath } from "./first_calls.js";
 
 /**
  * @typedef {{data?: any, error?: ApiError | null, at?: number, failures: number}} Kept `at`: when the API last confirmed the data
@@ -73,7 +74,7 @@ async function read(url, entry) {
  * @returns {Kept & {reload: () => void}}
  */
 export function useObject(url) {
-  useEffect(() => {
+  useLayoutEffect(() => { // asks before the frame is painted, not after
     if (!url) return;
     const entry = entryOf(url);
     entry.users += 1;
@@ -90,7 +91,7 @@ export function useObject(url) {
  * @returns {Kept[]}
  */
 export function useObjects(urls) {
-  useEffect(() => {
+  useLayoutEffect(() => {
     const used = urls.map(entryOf);
     for (const entry of used) entry.users += 1;
     for (const url of urls) void load(url);
@@ -120,7 +121,7 @@ caller.subscribe((now) => {
 export async function eventsOf(id, after) {
   const events = [];
   for (let page = 0; page < 10; page++) {
-    const answer = await call(`/v1/jobs/${encodeURIComponent(id)}?after=${after}`);
+    const answer = await call(eventsPath(id, after));
     events.push(...(answer.events || []));
     if ((answer.events || []).length < 500) break;
     after = events[events.length - 1].seq;

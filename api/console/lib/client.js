@@ -5,8 +5,8 @@
  * cookies do not).
  */
 import { signal } from "../vendor/signals.js";
+import { HALF, fetchAs, sentBefore } from "./first_calls.js";
 
-const HALF = "mens.sign_in";
 /** Of a sign-in that has gone to the identity provider: the page's half, and the address that was wanted. */
 const PENDING = "mens.pending_sign_in";
 
@@ -47,18 +47,16 @@ export async function send(path, options = {}) {
   // Own properties only: what somebody got onto Object.prototype is no part of a request.
   const { method = "GET", json, body, headers = {}, signal: abort, isNobodys = false } = Object.assign(/** @type {typeof options} */ (Object.create(null)), options);
   const half = isNobodys ? null : storedHalf();
-  /** @type {Record<string, string>} */
-  const all = { ...(half ? { "X-Mens-Sign-In": half } : {}), ...headers };
-  if (json !== undefined) all["Content-Type"] = "application/json";
+  const isPlain = method === "GET" && !abort && !Object.keys(headers).length;
   try {
-    return await fetch(path, Object.assign(Object.create(null), {
+    const before = isPlain ? sentBefore(path, half) : undefined;
+    if (before) return await before;
+    return await fetchAs(path, half, {
       method,
-      headers: all,
+      headers: json === undefined ? headers : { ...headers, "Content-Type": "application/json" },
       body: json === undefined ? body : JSON.stringify(json),
       signal: abort,
-      cache: "no-store", // ETags are compared in cache.js
-      credentials: "same-origin",
-    }));
+    });
   } catch (error) {
     if (abort?.aborted) throw error;
     throw new ApiError(0, { message: "Mens does not answer.", remedy: "Check the network, and whether Mens runs.", retryable: true }, null);

@@ -1,9 +1,17 @@
 /** A curve over steps: pointer and keyboard read values, dragging zooms, and a table says the same without a picture. */
-import { useEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js";
+import { useLayoutEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js";
 import uPlot from "../vendor/uplot.js";
 import { short, whole } from "../lib/format.js";
 import { theme } from "../lib/theme.js";
 import { html } from "./html.js";
+
+/** uPlot's own style, which only screens with curves need. */
+const sheet = document.createElement("link");
+const isThere = new Promise((resolve) => (sheet.onload = sheet.onerror = resolve));
+sheet.rel = "stylesheet";
+sheet.href = new URL("../vendor/uplot.css", import.meta.url).href;
+document.head.append(sheet);
+await isThere;
 
 /**
  * @typedef {{name: string, label: string, colour: string, points: {step: number[], value: (number | null)[]}, dots?: boolean, faint?: boolean, dash?: number[]}} Curve
@@ -11,11 +19,21 @@ import { html } from "./html.js";
  */
 const TABLE_ROWS = 25;
 
+/** Colours that were asked for, with the theme in which they are so. */
+const colours = { theme: "", found: new Map() };
+
 /**
  * A colour of the style sheet as a canvas takes it: a custom property's own value would still be `light-dark(…)`.
  * @param {string} name
  */
 function colour(name) {
+  if (colours.theme !== theme.peek()) Object.assign(colours, { theme: theme.peek(), found: new Map() });
+  if (!colours.found.has(name)) colours.found.set(name, probed(name));
+  return colours.found.get(name);
+}
+
+/** @param {string} name */
+function probed(name) {
   const probe = document.body.appendChild(document.createElement("i"));
   probe.style.color = `var(${name})`;
   const found = getComputedStyle(probe).color;
@@ -63,12 +81,13 @@ export function smoothed(points, weight) {
 export function Chart({ title, curves, height = 300, isLog = false, marks = [], from = null, until = null, zoom, format = short, ticksOf = short }) {
   const place = useRef(/** @type {HTMLDivElement | null} */ (null));
   const plot = useRef(/** @type {any} */ (null));
+  const [isTable, setTable] = useState(false);
   const [at, setAt] = useState(/** @type {number | null} */ (null));
   const shown = useMemo(() => curves.filter((curve) => curve.points.step.length), [curves]);
   const data = useMemo(() => aligned(shown), [shown]);
   const look = JSON.stringify([shown.map(({ name, label, colour: own, dots, faint, dash }) => [name, label, own, dots, faint, dash]), isLog, height, marks, !!zoom, theme.value]);
 
-  useEffect(() => {
+  useLayoutEffect(() => { // before the frame is painted, which would be one without curves
     const box = place.current;
     if (!box || !shown.length) return;
     const axis = { stroke: colour("--muted"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
@@ -115,7 +134,7 @@ export function Chart({ title, curves, height = 300, isLog = false, marks = [], 
     };
   }, [look]);
 
-  useEffect(() => {
+  useLayoutEffect(() => {
     const self = plot.current;
     if (!self) return;
     const steps = data[0];
@@ -152,10 +171,10 @@ export function Chart({ title, curves, height = 300, isLog = false, marks = [], 
     </figcaption>
     <div class="plot" ref=${place} role="group" tabindex="0" onKeyDown=${move} aria-label="${title}: arrow keys move over the steps"></div>
     <p class="hidden" aria-live="off">${step === undefined ? "" : named.map((curve) => `${curve.label} ${format(valueAt(curve, step))}`).join(", ")}</p>
-    <details class="values"><summary>Values as a table</summary><div class="scroll" tabindex="0" role="group" aria-label="${title}, values">
+    <details class="values" onToggle=${(/** @type {any} */ event) => setTable(event.target.open)}><summary>Values as a table</summary>${isTable && html`<div class="scroll" tabindex="0" role="group" aria-label="${title}, values">
       <table><thead><tr><th scope="col">step</th>${named.map((curve) => html`<th key=${curve.name} scope="col">${curve.label}</th>`)}</tr></thead>
       <tbody>${rowsOf(named).map((row) => html`<tr key=${row}><th scope="row" class="number">${whole(row)}</th>
-        ${named.map((curve) => html`<td key=${curve.name} class="number">${format(exactly(curve, row))}</td>`)}</tr>`)}</tbody></table></div></details>
+        ${named.map((curve) => html`<td key=${curve.name} class="number">${format(exactly(curve, row))}</td>`)}</tr>`)}</tbody></table></div>`}</details>
   </figure>`;
 }
 

@@ -1,5 +1,6 @@
 /** The states that every screen has: loading, empty, refused, stale; and a job's own states. */
 import { useEffect, useState } from "../vendor/preact-hooks.js";
+import { signal } from "../vendor/signals.js";
 import { ago, exact, plain, short, whole } from "../lib/format.js";
 import { h, html } from "./html.js";
 
@@ -33,13 +34,13 @@ export function Badge({ state, stage, word }) {
   return html`<span class="badge ${state}"><span class="shape" aria-hidden="true">${shape}</span>${word || doing || wordOf(state)}</span>`;
 }
 
+/** Grows every half minute: one timer for all times of a page. */
+const tick = signal(0);
+setInterval(() => (tick.value += 1), 30_000);
+
 /** @param {{time: string | number | null | undefined}} props */
 export function Time({ time }) {
-  const [, tick] = useState(0);
-  useEffect(() => {
-    const timer = setInterval(() => tick((count) => count + 1), 30_000);
-    return () => clearInterval(timer);
-  }, []);
+  void tick.value;
   if (!time) return html`<span class="faint">–</span>`;
   return html`<time datetime=${new Date(time).toISOString()} title=${exact(time)}>${ago(time)}</time>`;
 }

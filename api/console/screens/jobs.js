@@ -1,9 +1,10 @@
 /** All jobs, newest first: filters in the address, pages as they come into view, changes without moving what is read. */
-import { useEffect, useRef, useState } from "../vendor/preact-hooks.js";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js";
 import { address, change, go, to } from "../lib/address.js";
 import { ApiError, call, succeed } from "../lib/client.js";
-import { between, duration, exact, loss, minute, plain, tail, whole } from "../lib/format.js";
+import { between, duration, loss, minute, plain, tail, whole } from "../lib/format.js";
 import { useObject } from "../lib/cache.js";
+import { FILTERS, countsPath, parametersOf } from "../lib/first_calls.js";
 import { paced } from "../lib/pace.js";
 import { connection, onChanges } from "../lib/stream.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
@@ -12,37 +13,19 @@ import { isInDialog, useRowKeys } from "../parts/row_keys.js";
 import { Badge, Empty, Failure, Loading, Progress, Stale, Time, wordOf } from "../parts/state.js";
 
 const STATES = ["", "running", "queued", "succeeded", "failed", "paused", "cancelled"];
-const FILTERS = /** @type {const} */ ([["base", "base_model"], ["alias", "alias"], ["by", "created_by"]]);
 const SINCE = { "": "any time", "1": "last 24 hours", "7": "last 7 days", "30": "last 30 days" };
-const PAGE = 50;
 /** As many as a comparison takes. */
 const MOST_CHOSEN = 20;
-/** Rows in the document; above and below them is empty space of the same height. */
-const DRAWN = 120;
+/** Rows in the document above and below those in view; beyond them is empty space of the same height. At first only what is in view is drawn. */
+const MARGIN = 20;
+/** By how many rows the view moves until others are drawn: the fewer, the shorter is each time. */
+const MOVED = 8;
 /** Heights of a row and of a card, as in the style sheet. */
 const ROW = 56;
 const CARD = 116;
 /** For how long a running job's duration stays as it was drawn. */
 const RUNNING_SHOWN = 5_000;
 const phone = matchMedia("(max-width: 760px)");
-
-/**
- * The parameters of the list, from the address.
- * @param {URLSearchParams} query
- */
-function parametersOf(query) {
-  const parameters = new URLSearchParams({ view: "summary", limit: String(PAGE) });
-  if (query.get("state")) parameters.set("state", query.get("state") || "");
-  for (const [short, long] of FILTERS) if (query.get(short)) parameters.set(long, query.get(short) || "");
-  if ((query.get("q") || "").length >= 2) parameters.set("q", query.get("q") || "");
-  const days = Number(query.get("since"));
-  if (days > 0 && days < 36_500) {
-    const from = new Date(Date.now() - days * 86_400_000);
-    from.setUTCMinutes(0, 0, 0); // so that the list stays the same for an hour
-    parameters.set("created_after", from.toISOString());
-  }
-  return parameters;
-}
 
 /**
  * The list's rows, and how to get more. Changed rows change where they are; new jobs wait until they are asked for.
@@ -87,9 +70,11 @@ function useJobs(parameters) {
       live.current.isBusy = false;
     }
   };
-  useEffect(() => {
-    live.current = { parameters, etag: "", isBusy: false, counted: new Set() };
-    setList((old) => ({ ...old, fresh: [], isLoading: true, error: null }));
+  useLayoutEffect(() => {
+    if (live.current.parameters !== parameters) {
+      live.current = { parameters, etag: "", isBusy: false, counted: new Set() };
+      setList((old) => ({ ...old, fresh: [], isLoading: true, error: null }));
+    }
     void read();
     return onChanges((changes) => {
       const changed = new Map();
@@ -150,19 +135,17 @@ function announce(changed) {
 
 /**
  * Numbers of jobs by state, with the filters of the list; counted again when a job has changed its state, at most every ten seconds.
- * With a text to find they are not counted: that would read every job.
  * @param {URLSearchParams} parameters
  * @returns {Record<string, number>} without what is not known
  */
 function useCounts(parameters) {
-  const filters = new URLSearchParams(parameters);
-  for (const name of ["view", "limit", "state"]) filters.delete(name);
-  const { data, reload } = useObject(filters.has("q") ? null : `/v1/jobs:count?${new URLSearchParams({ group_by: "state", ...Object.fromEntries(filters) })}`);
+  const path = countsPath(parameters);
+  const { data, reload } = useObject(path);
   useEffect(() => {
     const pace = paced(reload, 10_000);
     const stop = onChanges((changes) => changes.some(({ event }) => ["job", "poll", "reset"].includes(event)) && pace.ask());
     return () => (pace.stop(), stop());
-  }, [filters.toString()]);
+  }, [path]);
   if (!data) return {};
   const counts = Object.fromEntries(data.data.map((/** @type {any} */ one) => [one.state, one.jobs]));
   return { ...Object.fromEntries(STATES.map((state) => [state, 0])), ...counts, "": data.data.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + one.jobs, 0) };
@@ -176,16 +159,19 @@ export function Jobs() {
   const list = useJobs(parameters);
   const { rows, fresh, hasMore, more, error, isLoading } = list;
   const body = useRef(/** @type {HTMLTableSectionElement | null} */ (null));
-  const [first, setFirst] = useState(0);
   const height = phone.matches ? CARD : ROW;
+  const inView = Math.ceil(innerHeight / height);
+  const [{ first, end }, setDrawn] = useState({ first: 0, end: inView });
   const rowOf = useRows();
 
+  const latest = useRef(more);
+  latest.current = more;
   useEffect(() => {
     const look = () => {
-      const top = body.current?.getBoundingClientRect().top ?? 0;
-      const seen = Math.max(0, Math.floor(-top / height) - (DRAWN - 40) / 2);
-      setFirst((old) => (Math.abs(old - seen) >= 20 || seen === 0 ? Math.floor(seen) : old));
-      if (document.documentElement.scrollHeight - scrollY - innerHeight < 1200) void more();
+      const seen = Math.max(0, Math.floor(-(body.current?.getBoundingClientRect().top ?? 0) / height));
+      const now = { first: Math.max(0, seen - MARGIN), end: seen + inView + MARGIN };
+      setDrawn((old) => (Math.abs(old.first - now.first) >= MOVED || Math.abs(old.end - now.end) >= MOVED || (now.first === 0 && old.first !== 0) ? now : old));
+      if (document.documentElement.scrollHeight - scrollY - innerHeight < 1200) void latest.current();
     };
     look();
     addEventListener("scroll", look, { passive: true });
@@ -194,7 +180,7 @@ export function Jobs() {
       removeEventListener("scroll", look);
       removeEventListener("resize", look);
     };
-  });
+  }, [rows.length, hasMore, height, inView]);
   useRowKeys("tbody a.name");
   useEffect(() => {
     /** @param {KeyboardEvent} event */
@@ -207,7 +193,7 @@ export function Jobs() {
     return () => removeEventListener("keydown", choose);
   }, []);
 
-  const drawn = rows.slice(first, first + DRAWN);
+  const drawn = rows.slice(first, end);
   const isFiltered = [...query.keys()].some((key) => key !== "chosen" && query.get(key));
   const chosen = (query.get("chosen") || "").split(",").filter(Boolean);
   const isOld = connection.value.state === "stale" || list.failures >= 3;
@@ -226,7 +212,7 @@ export function Jobs() {
         <tbody ref=${body}>
           ${first > 0 && html`<tr key="above" aria-hidden="true" class="space" style=${{ height: `${first * height}px` }}></tr>`}
           ${drawn.map((job, index) => rowOf(job, first + index + 2, chosen))}
-          ${rows.length > first + DRAWN && html`<tr key="below" aria-hidden="true" class="space" style=${{ height: `${(rows.length - first - DRAWN) * height}px` }}></tr>`}
+          ${rows.length > end && html`<tr key="below" aria-hidden="true" class="space" style=${{ height: `${(rows.length - end) * height}px` }}></tr>`}
         </tbody></table>
         ${chosen.length > 0 && h(Chosen, { chosen })}
         <p class="faint end">${hasMore ? "Loading more…" : `${rows.length} ${rows.length === 1 ? "job" : "jobs"}`}</p>`}`;
@@ -264,16 +250,20 @@ function Row({ job, index, chosen }) {
     if (!(/** @type {Element} */ (event.target).closest("a, button, input")) && !getSelection()?.toString()) go(target);
   };
   const isDone = ["succeeded", "failed", "cancelled"].includes(job.state);
+  const began = job.started_at || job.created_at;
+  // Cells that progress leaves as they are: Preact skips what it was given before.
+  const who = useMemo(() => html`<td class="job">${job.kind === "finetune" && html`<input type="checkbox" class="choose" aria-label="Choose ${name} ${tail(job.id)}" checked=${chosen.includes(job.id)} disabled=${chosen.length >= MOST_CHOSEN && !chosen.includes(job.id)}
+      onChange=${() => change({ chosen: (chosen.includes(job.id) ? chosen.filter((id) => id !== job.id) : [...chosen, job.id]).join(",") }, { replace: true })} />`}<a class="name" href=${target}>${name}</a><small title=${job.id}>${job.kind === "finetune" ? "" : `${plain(job.kind)} `}${tail(job.id)}</small></td>`, [job.id, job.kind, name, chosen.join()]);
+  const whence = useMemo(() => html`<td class="base" data-name="base">${h(FilterLink, { name: "base", value: job.base_model })}</td>
+    <td class="alias" data-name="alias">${h(FilterLink, { name: "alias", value: job.alias })}</td>
+    <td class="by" data-name="by">${h(FilterLink, { name: "by", value: job.created_by })}</td>
+    <td class="started">${h(Time, { time: began })}</td>`, [job.base_model, job.alias, job.created_by, began]);
   return html`<tr aria-rowindex=${index} onClick=${open} class=${job.state}>
-    <td class="job">${job.kind === "finetune" && html`<input type="checkbox" class="choose" aria-label="Choose ${name} ${tail(job.id)}" checked=${chosen.includes(job.id)} disabled=${chosen.length >= MOST_CHOSEN && !chosen.includes(job.id)}
-      onChange=${() => change({ chosen: (chosen.includes(job.id) ? chosen.filter((id) => id !== job.id) : [...chosen, job.id]).join(",") }, { replace: true })} />`}<a class="name" href=${target}>${name}</a><small title=${job.id}>${job.kind === "finetune" ? "" : `${plain(job.kind)} `}${tail(job.id)}</small></td>
+    ${who}
     <td class="state">${h(Badge, { state: job.state, stage: job.stage })}</td>
     <td class="doing">${h(Doing, { job })}</td>
     <td class="number loss" data-name="loss">${loss(job.train_loss)}</td>
-    <td class="base" data-name="base">${h(FilterLink, { name: "base", value: job.base_model })}</td>
-    <td class="alias" data-name="alias">${h(FilterLink, { name: "alias", value: job.alias })}</td>
-    <td class="by" data-name="by">${h(FilterLink, { name: "by", value: job.created_by })}</td>
-    <td class="started" title=${exact(job.started_at || job.created_at)}>${h(Time, { time: job.started_at || job.created_at })}</td>
+    ${whence}
     <td class="number took" data-name="took">${job.started_at ? duration(between(job.started_at, isDone ? job.finished_at : null)) : "–"}</td></tr>`;
 }
 

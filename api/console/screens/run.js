@@ -4,6 +4,7 @@ import { change, to } from "../lib/address.js";
 import { eventsOf, load, useObject } from "../lib/cache.js";
 import { ApiError, call, missingRole } from "../lib/client.js";
 import { ago, between, clock, content, counted, duration, exact, loss, model, percent, plain, preferredAnswers, short, size, tail, whole } from "../lib/format.js";
+import { jobPath, metricsPath, shownSteps } from "../lib/first_calls.js";
 import { paced } from "../lib/pace.js";
 import { onChanges } from "../lib/stream.js";
 import { Chart, smoothed } from "../parts/chart.js";
@@ -15,7 +16,6 @@ import { Badge, Empty, Fact, Failure, Loading, Progress, Stale, Time } from "../
 const TABS = [["", "overview"], ["samples", "samples"], ["plan", "plan"], ["checkpoints", "checkpoints"], ["certificates", "certificates"], ["events", "events"], ["log", "log"]];
 const FINAL = ["succeeded", "failed", "cancelled"];
 const PAUSE = 2000;
-const POINTS = 1000;
 /** What the page draws of a run, by the name of the series; those after the losses only where they are. */
 const SMALL = /** @type {const} */ ([
   ["learning_rate", "Learning rate", "--curve-3", short],
@@ -24,13 +24,10 @@ const SMALL = /** @type {const} */ ([
   ["memory_bytes", "Memory", "--curve-2", (/** @type {number | null} */ value) => size(value)],
 ]);
 
-/** Others, such as those of preference tuning, would make the answer longer, and nobody would see them. */
-const DRAWN = ["train_loss", "valid_loss", ...SMALL.map(([name]) => name)].join(",");
-
 /** @param {{parts: string[], query: URLSearchParams}} props */
 export function Run({ parts, query }) {
   const id = parts[0] || "";
-  const path = `/v1/jobs/${encodeURIComponent(id)}`;
+  const path = jobPath(id);
   const { data: job, error, at, failures, reload } = useObject(path);
   const events = useEvents(id, job?.version);
   useEffect(() => {
@@ -62,7 +59,7 @@ export function Run({ parts, query }) {
       : open === "certificates" ? h(Certificates, { job, path })
       : open === "events" ? h(Events, { events })
       : open === "log" ? h(Log, { path })
-      : h(Overview, { job, path, events, query })}`;
+      : h(Overview, { job, events, query })}`;
 }
 
 /** @param {any} job */
@@ -162,15 +159,16 @@ function Reason({ job, path }) {
 /**
  * Series of a run: those that the API keeps of every step, or what a run of an earlier release left among its events.
  * @param {any} job
- * @param {string} path
  * @param {any[] | null} events
  * @param {number | null} from
  * @param {number | null} until
  */
-function useSeries(job, path, events, from, until) {
-  const range = `${from ? `&from_step=${from}` : ""}${until ? `&to_step=${until}` : ""}`;
-  const url = job.kind === "finetune" ? `${path}/metrics?series=${DRAWN}&points=${POINTS}${range}` : null;
-  const { data, error } = useObject(url);
+function useSeries(job, events, from, until) {
+  const url = job.kind === "finetune" ? metricsPath(job.id, from, until) : null;
+  const { data: read, error } = useObject(url);
+  const last = useRef(read);
+  if (read) last.current = read;
+  const data = last.current; // until the steps that were zoomed to have arrived, what is known of them
   useEffect(() => {
     if (!url || FINAL.includes(job.state)) return;
     const pace = paced(() => void load(url), PAUSE);
@@ -204,14 +202,14 @@ function seriesOf(events) {
   return series;
 }
 
-/** @param {{job: any, path: string, events: any[] | null, query: URLSearchParams}} props */
-function Overview({ job, path, events, query }) {
-  const from = Number(query.get("from")) || null;
-  const until = Number(query.get("to")) || null;
+/** @param {{job: any, events: any[] | null, query: URLSearchParams}} props */
+function Overview({ job, events, query }) {
+  const { from, until } = shownSteps(query);
   const isLog = query.get("log") === "1";
   const smooth = Number(query.get("smooth")) || 0;
-  const { series, attempts } = useSeries(job, path, events, from, until);
+  const { series, attempts } = useSeries(job, events, from, until);
   const none = { step: [], value: [] };
+  const isKnown = Object.keys(series).some((name) => series[name].step.length);
   const curves = useMemo(() => {
     const train = series.train_loss || none;
     const faint = smooth ? [{ name: "raw", label: "", colour: "--curve-1", points: train, faint: true }] : [];
@@ -236,7 +234,7 @@ function Overview({ job, path, events, query }) {
           ${zoomed ? html`<button type="button" class="small" onClick=${() => change({ from: "", to: "" })}>Steps ${whole(from || 1)} to ${whole(until)}: show all</button>`
             : html`<span class="faint">drag over the curve to zoom</span>`}
         </div>
-        ${events === null ? h(Loading, { rows: 3 }) : h(Chart, { title: "Loss", curves, isLog, marks, from, until, height: 320, format: loss,
+        ${events === null && !isKnown ? h(Loading, { rows: 3 }) : h(Chart, { title: "Loss", curves, isLog, marks, from, until, height: 320, format: loss,
           zoom: (/** @type {number | null} */ left, /** @type {number | null} */ right) => change({ from: left, to: right }) })}
       </section>
       ${h(Outcome, { job })}

@@ -80,10 +80,10 @@ def list_summaries(
     query = query.order_by(JobRow.id.desc()).limit(limit + 1)
     with database.read() as session:
         # One query per tenant, because only then an index gives the ids in order.
-        found = [
+        visible_ids = [
             job_id for name in visible_to(tenant) for job_id in session.scalars(query.where(JobRow.tenant == name))
         ]
-        ids = sorted(found, reverse=True)[: limit + 1]
+        ids = sorted(visible_ids, reverse=True)[: limit + 1]
         summaries = _summaries(session, ids)
         return [summaries[job_id] for job_id in ids if job_id in summaries]
 
