@@ -41,12 +41,17 @@ def preferred(installation: Installation) -> FineTuningJob:
             method={"type": "dpo", "dpo": {"hyperparameters": {"n_epochs": 6, "batch_size": 4, "beta": 0.2}}},
             extra_body={"mens": {"exec": {"learning_rate": 2e-3}, "artifact": {"alias": "preferred"}}},
         )
-        deadline = time.monotonic() + 150
-        while job.status not in ("succeeded", "failed", "cancelled"):
-            assert time.monotonic() < deadline, job
-            time.sleep(0.3)
-            job = client.fine_tuning.jobs.retrieve(job.id)
-        return job
+        return finished(client, job)
+
+
+def finished(client: OpenAI, job: FineTuningJob) -> FineTuningJob:
+    """Wait until a job has ended."""
+    deadline = time.monotonic() + 150
+    while job.status not in ("succeeded", "failed", "cancelled"):
+        assert time.monotonic() < deadline, job
+        time.sleep(0.3)
+        job = client.fine_tuning.jobs.retrieve(job.id)
+    return job
 
 
 def test_job_is_of_the_method_that_was_asked_for(preferred: FineTuningJob) -> None:
@@ -87,6 +92,35 @@ def test_adapter_says_how_it_was_tuned(installation: Installation, preferred: Fi
     manifest = installation.call("GET", f"/v1/adapters/{preferred.fine_tuned_model}")["manifest"]
     assert manifest["method"] == "dpo"
     assert (manifest["preference"]["beta"], manifest["preference"]["reference"]) == (0.2, "base")
+
+
+def test_supervised_jobs_and_one_on_pairs_continue_each_other(installation: Installation, client: OpenAI) -> None:
+    """SFT, SFT, DPO, each from the last one's model, created and followed by OpenAI's client alone."""
+    chats = [
+        {"messages": [{"role": "user", "content": each}, {"role": "assistant", "content": LONG}]} for each in QUESTIONS
+    ]
+    lessons = b"".join(json.dumps(chat).encode() + b"\n" for chat in chats)
+    files = {
+        name: client.files.create(file=(f"{name}.jsonl", content), purpose="fine-tune").id
+        for name, content in (("supervised", lessons), ("dpo", pairs()))
+    }
+    model, steps = BASE, []
+    for method in ("supervised", "supervised", "dpo"):
+        asked = {"type": method, method: {"hyperparameters": {"n_epochs": 1, "batch_size": 4}}}
+        job = client.fine_tuning.jobs.create(model=model, training_file=files[method], method=asked)  # type: ignore[arg-type]
+        job = finished(client, job)
+        assert job.status == "succeeded", job.error
+        assert job.fine_tuned_model
+        steps.append((model, job.fine_tuned_model))
+        model = job.fine_tuned_model
+    manifests = [installation.call("GET", f"/v1/adapters/{made}")["manifest"] for _, made in steps]
+    assert [manifest.get("method", "supervised") for manifest in manifests] == ["supervised", "supervised", "dpo"]
+    assert [(manifest.get("parent") or {"id": BASE})["id"] for manifest in manifests] == [old for old, _ in steps]
+    assert manifests[-1]["preference"]["reference"] == "parent"
+    answer = client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": QUESTIONS[0]}], temperature=0, max_tokens=16
+    )
+    assert answer.choices[0].message.content is not None
 
 
 def test_mens_train_names_the_method(
