@@ -107,7 +107,7 @@ def test_supervised_jobs_and_one_on_pairs_continue_each_other(installation: Inst
     model, steps = BASE, []
     for method in ("supervised", "supervised", "dpo"):
         asked = {"type": method, method: {"hyperparameters": {"n_epochs": 1, "batch_size": 4}}}
-        job = client.fine_tuning.jobs.create(model=model, training_file=files[method], method=asked)  # type: ignore[arg-type]
+        job = client.fine_tuning.jobs.create(model=model, training_file=files[method], method=asked)
         job = finished(client, job)
         assert job.status == "succeeded", job.error
         assert job.fine_tuned_model
