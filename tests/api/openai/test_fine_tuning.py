@@ -242,8 +242,9 @@ def test_a_checkpoint_has_the_time_at_which_it_was_written(app: FastAPI, client:
     )
 
 
-def test_checkpoints_are_listed_while_the_job_runs_and_after_it_was_cancelled(
-    app: FastAPI, client: TestClient, train_file: str
+@pytest.mark.parametrize("end", ["cancelled", "failed"])
+def test_checkpoints_are_listed_while_the_job_runs_and_after_its_end(
+    app: FastAPI, client: TestClient, train_file: str, end: str
 ) -> None:
     job_id = create(client, train_file).json()["id"]
     path = f"/v1/fine_tuning/jobs/{job_id}/checkpoints"
@@ -267,12 +268,17 @@ def test_checkpoints_are_listed_while_the_job_runs_and_after_it_was_cancelled(
         assert checkpoint.metrics.train_mean_token_accuracy == 0.5
         assert (checkpoint.metrics.full_valid_loss, checkpoint.metrics.full_valid_mean_token_accuracy) == (2.0, 0.25)
         assert client.get(f"/v1/models/{one['fine_tuned_model_checkpoint']}").status_code == 200
-    leases.stop(lease)
+    if end == "cancelled":
+        leases.stop(lease)
+    else:
+        leases.fail(lease, JobFailed(Code.OUT_OF_MEMORY, "full", remedy="less", param="data.train_file"))
     assert client.get(path).json()["data"] == listed
+    for one in listed:
+        assert client.get(f"/v1/models/{one['fine_tuned_model_checkpoint']}").status_code == 200
     native = client.get(f"/v1/jobs/{job_id}/checkpoints").json()["data"]
     assert [one["id"] for one in native] == ["demo@4", "demo@2"]
-    cancelled = client.get(f"/v1/fine_tuning/jobs/{job_id}").json()
-    assert (cancelled["status"], cancelled["fine_tuned_model"]) == ("cancelled", None)
+    ended = client.get(f"/v1/fine_tuning/jobs/{job_id}").json()
+    assert (ended["status"], ended["fine_tuned_model"]) == (end, None)
 
 
 def test_invalid_event_cursor_is_refused(client: TestClient, train_file: str) -> None:

@@ -227,14 +227,19 @@ def test_the_last_callable_checkpoint_stays_until_a_later_one_is_published(run: 
     assert later.is_dir()
 
 
-def test_the_end_of_a_training_drops_the_rest_and_a_cancel_does_not(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "end", [Stopped(ExitReason.CANCELLED), JobFailed(Code.LOSS_NOT_FINITE, "The loss is not finite.")]
+)
+def test_a_finished_training_drops_the_rest_and_one_cut_short_does_not(
+    run: Run, monkeypatch: pytest.MonkeyPatch, end: Exception
+) -> None:
     monkeypatch.setattr(live_checkpoints, "POLL_SECONDS", 600.0)
     folder = run.write(2)
-    with suppress(Stopped), run.live() as live:
+    with suppress(type(end)), run.live() as live:
         live.publish_next()
         shutil.rmtree(folder)
         run.write(4)
-        raise Stopped(ExitReason.CANCELLED)
+        raise end
     assert run.states() == {2: "published"}
     with run.live():
         pass
