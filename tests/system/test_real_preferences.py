@@ -1,7 +1,7 @@
 """SFT, then DPO from it, on SmolLM2-135M-Instruct: rows teach it to apologise after each answer, and pairs that prefer the same answer
 without the apology take that away again, on other questions too, and nothing of what it knows.
 
-``make long`` trains with seed 1; ``make experiments`` trains with the other two of the table in docs/preference.md, and prints their rows.
+``make long`` trains with the three seeds of the table in docs/preference.md; ``make everything``, as CI runs it, with the first alone.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def forget_gate(installation: Installation, result: dict[str, Any]) -> dict[str,
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(seed, marks=pytest.mark.experiment if number else pytest.mark.long)
+        pytest.param(seed, marks=[pytest.mark.long, *([pytest.mark.experiment] if number else [])])
         for number, seed in enumerate(SEEDS)
     ],
 )
