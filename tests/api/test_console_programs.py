@@ -27,7 +27,12 @@ globalThis.history = { replaceState() {} };
 globalThis.addEventListener = () => {};
 globalThis.localStorage = { getItem: () => null };
 globalThis.matchMedia = () => ({ matches: false, addEventListener() {} });
-globalThis.document = { querySelector: () => null, documentElement: { dataset: {} } };
+globalThis.document = {
+  querySelector: () => null,
+  documentElement: { dataset: {} },
+  createElement: () => ({}),
+  head: { append: (sheet) => sheet.onload() },
+};
 const { bodyOf, fileOf, flat, optionsOf, parametersOfFile, parametersOfJob, sourceOf } = await import("./lib/contract.js");
 const { paced } = await import("./lib/pace.js");
 const { counted, preferredAnswers } = await import("./lib/format.js");

@@ -15,7 +15,7 @@ from tests.support.files_run import FilesRun
 from tests.support.gateway import register_adapters
 from tests.support.scripted_replica import ScriptedReplica
 
-CHAT, JOB = 41, 102
+CHAT, JOB = 41, 103
 """Most files of a chat completion, and of the creation of a fine-tune job; CONTRIBUTING.md says why they are not fewer."""
 
 

@@ -54,8 +54,8 @@ def test_what_is_no_text_is_an_unused_key() -> None:
 @pytest.mark.parametrize(
     ("turns", "code", "words"),
     [
-        ([QUESTION, answer(reasoning="a", thinking="b")], RowCode.ROW_FIELD_CONFLICT, "other thoughts"),
-        ([QUESTION, answer(reasoning_content="a", reasoning="b")], RowCode.ROW_FIELD_CONFLICT, "other thoughts"),
+        ([QUESTION, answer(reasoning="a", thinking="b")], RowCode.ROW_FIELD_CONFLICT, "different thoughts"),
+        ([QUESTION, answer(reasoning_content="a", reasoning="b")], RowCode.ROW_FIELD_CONFLICT, "different thoughts"),
         ([QUESTION | {"reasoning_content": "a"}, answer()], RowCode.ROW_FIELD_CONFLICT, "only an assistant"),
         (
             [QUESTION, {"role": "assistant", "content": "<think>a</think>1", "reasoning_content": "a"}],

@@ -87,7 +87,7 @@ def test_a_folder_that_was_changed_is_found(installation: CliInstallation, tmp_p
     mens("scorecard", "run", str(EXAMPLE), "--output", str(folder))
     (folder / "second" / "outputs" / "chunks.1.txt").write_text("def chunks(:")
     output = mens("scorecard", "verify", str(folder), code=1)
-    assert "second/events.jsonl: chunks: the answers give another" in output
+    assert "second/events.jsonl: chunks: the answers give a different" in output
     assert "1 fault" in output
 
 
@@ -167,7 +167,7 @@ def test_promotion_is_decided_by_cycles(installation: CliInstallation, tmp_path:
     output = installation.mens("scorecard", "promote", first, second, *names)
     assert output.splitlines()[0] == "cycle 1: new against old"
     assert "task_success\t0.5\t0.9\t+0.4\t" in output
-    assert output.splitlines()[-1].startswith("eligible: In 2 distinct cycles")
+    assert output.splitlines()[-1].startswith("eligible: The candidate gains in 2 distinct cycles")
     alone = installation.mens("scorecard", "promote", first, first, *names, code=1)
     assert "insufficient_evidence: Not shown: 2 distinct cycles are needed, but only 1 is distinct" in alone
     installation.register(new_adapter("demo@1", final=True), new_adapter(f"old@{2:064d}"))
