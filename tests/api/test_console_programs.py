@@ -25,6 +25,8 @@ AROUND = """
 globalThis.location = { hash: "", origin: "https://mens.example" };
 globalThis.history = { replaceState() {} };
 globalThis.addEventListener = () => {};
+const repeat = setInterval;
+globalThis.setInterval = (...given) => repeat(...given).unref(); // Node ends when the expression has been printed
 globalThis.localStorage = { getItem: () => null };
 globalThis.matchMedia = () => ({ matches: false, addEventListener() {} });
 globalThis.document = {
