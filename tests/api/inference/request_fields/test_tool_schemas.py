@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -128,4 +129,9 @@ def test_schema_that_is_too_deep_is_sent_as_it_is() -> None:
     for _ in range(5_000):
         deep = {"properties": {"a": deep}}
     body = {"tools": [{"parameters": deep}]}
-    assert with_schemas_without_nulls(body)["tools"][0]["parameters"].keys() == {"properties"}
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1_000)  # Python's own; a library may have raised it for an earlier test of this process
+    try:
+        assert with_schemas_without_nulls(body) is body
+    finally:
+        sys.setrecursionlimit(limit)
