@@ -306,14 +306,20 @@ class LookupCache:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _shared_acceptance(self, cached: CacheGeneration, digest: bytes, secret: Secret) -> AcceptedSecret:
-        """Look a secret up, once for all who ask at the same time: after the cache was emptied, that is every open stream."""
+        """Look a secret up, once for all callers at the same time; when the cache has been emptied, every open stream is
+        one.
+        """
+
+        def forget(lookup: asyncio.Future[AcceptedSecret]) -> None:
+            del cached.accepting[digest]
+            if not lookup.cancelled():
+                lookup.exception()  # read, so that asyncio does not log the error of a lookup whose callers have all left
+
         accepting = cached.accepting.get(digest)
         if accepting is None:
             accepting = asyncio.ensure_future(run_in_threadpool(self._accept, secret))
             cached.accepting[digest] = accepting
-            accepting.add_done_callback(
-                lambda done: (cached.accepting.pop(digest), done.cancelled() or done.exception())
-            )
+            accepting.add_done_callback(forget)
         # Shielded: a caller that leaves must not cancel the lookup that others wait for.
         return await asyncio.shield(accepting)
 

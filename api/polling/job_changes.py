@@ -8,7 +8,6 @@ stream nothing is read. Each change is rendered once and kept in a log, from whi
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections import deque
@@ -38,10 +37,10 @@ BATCH_SECONDS = 1.0
 every stream a write.
 """
 IDLE_POLLS = 2
-"""Polls without an event after which streams are woken nevertheless, e.g. to find that a key has expired."""
+"""Number of polls without an event after which streams are woken anyway, e.g. to find that a key has expired."""
 RECHECKS = 2
-"""Polls after which streams are woken once the change counter has moved: a key may have been revoked, of which the cache of keys
-knows at the second of them at the latest.
+"""Number of polls at which streams are woken after the change counter has moved, because a key may have been revoked. The
+cache of keys has read the counter by the second poll.
 """
 LOSS_DIGITS = 6
 """Significant digits of a loss in an event of progress."""
@@ -190,8 +189,8 @@ class JobChanges:
         silent, rechecks, sent = 0, 0, self._logged
         while self._streams:
             try:
-                found_changes, others = await to_thread.run_sync(self._read_all, limiter=self._limiter)
-                for change in found_changes:
+                new_changes, others = await to_thread.run_sync(self._read_all, limiter=self._limiter)
+                for change in new_changes:
                     self._add(change)
                 for logged in [*others, *self._others.of_replicas(self._replicas())]:
                     self._log_event(logged)
@@ -210,26 +209,26 @@ class JobChanges:
             await asyncio.sleep(self._poll_seconds)
 
     def _read_all(self) -> tuple[list[FoundChange], list[LoggedEvent]]:
-        found_changes = self._read()
+        new_changes = self._read()
         try:
-            return found_changes, self._others.read(self._newest)
+            return new_changes, self._others.read(self._newest)
         except MensError as error:
             logger.warning("streams of changes wait for aliases and receipts: %s", error.message)
-            return found_changes, []  # its next reading begins where the last complete one began
+            return new_changes, []  # its next reading begins where the last complete one began
 
     def _read(self) -> list[FoundChange]:
         """Read the jobs that have changed since the last reading. The first reading only finds out what time it is."""
         since = self._newest and self._newest - OVERLAP
         changes = changed_jobs(self._database, since)
         new = {job.id: job.changed_at for job in changes.jobs if self._versions.get(job.id) != job.version}
-        found_changes = [FoundChange(summary, new[summary.id]) for summary in read_summaries(self._database, list(new))]
+        new_changes = [FoundChange(summary, new[summary.id]) for summary in read_summaries(self._database, list(new))]
         # Only after both queries have succeeded: after a failure the next reading begins where the last complete one
         # began.
         self._is_behind = changes.has_more
         self._versions = {job.id: job.version for job in changes.jobs}
         # Not the time of the newest change: after the clock was set back, later changes would have earlier times.
         self._newest = changes.read_at
-        return found_changes
+        return new_changes
 
     def _add(self, change: FoundChange) -> None:
         job = change.summary
@@ -268,8 +267,8 @@ def encoded(event: ServerSentEvent) -> bytes:
 
 
 def joined(events: Sequence[ServerSentEvent]) -> bytes:
-    """Return events as they are sent together. Only the last event of progress has an id: a stream that ends before it is
-    continued from an earlier one, and has the others once more.
+    """Return events as they are sent together. Only the last event of progress has an id. If the connection ends before
+    that event, the client continues from an older id and receives the batch again.
     """
     last = max((index for index, event in enumerate(events) if event.event == PROGRESS), default=-1)
     return b"".join(
@@ -289,10 +288,10 @@ def job_event(change: FoundChange) -> ServerSentEvent:
 
 def progress_event(change: FoundChange) -> ServerSentEvent:
     """Return the event for a job if only its progress has changed."""
-    shown = change.summary.model_dump(include=set(SHOWN_PROGRESS))
-    if shown["train_loss"] is not None:
-        shown["train_loss"] = float(f"{shown['train_loss']:.{LOSS_DIGITS}g}")
-    text = json.dumps(shown, separators=(",", ":"))
+    summary = change.summary
+    if summary.train_loss is not None:
+        summary = summary.model_copy(update={"train_loss": float(f"{summary.train_loss:.{LOSS_DIGITS}g}")})
+    text = summary.model_dump_json(include=set(SHOWN_PROGRESS))
     return ServerSentEvent(raw_data=text, event=PROGRESS, id=cursor_of(change.changed_at))
 
 

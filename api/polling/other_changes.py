@@ -65,7 +65,7 @@ class OtherChanges:
         self._seen: dict[tuple[str, ...], int] = {}
         self._replicas: dict[str, ReplicaFacts] | None = None
         self.has_counted = False
-        """True if the counter had moved at the last reading: a key may have been revoked."""
+        """True if the counter had moved at the last reading, e.g. because a key was revoked."""
 
     def read(self, now: datetime | None) -> list[LoggedEvent]:
         """Return the events of aliases and receipts since the reading before; none at the first one.

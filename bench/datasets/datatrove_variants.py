@@ -60,7 +60,7 @@ def datatrove() -> Variant:
 
 
 def n_grams() -> Variant:
-    """Run datatrove's filter of 12-grams against the items, with the index that its own indexer computes."""
+    """Run datatrove's filter of 12-grams against the items, with an index that is computed here."""
     import numpy as np
     import xxhash
     from datatrove.executor import LocalPipelineExecutor
@@ -75,8 +75,8 @@ def n_grams() -> Variant:
         return int(xxhash.xxh64_intdigest(text.encode()))
 
     def write_index(items: Path, folder: Path) -> None:
-        # Its indexer needs lighteval, which loads tasks from a hub: these are the n-grams that it takes of a question and
-        # an answer, with those of the question.
+        # datatrove's indexer needs lighteval, which loads tasks from a hub. Unlike it, this index also has the n-grams that
+        # lie within a question.
         config = NGramsDecontConfig()
         folder.mkdir(parents=True)
         hashes: set[int] = set()

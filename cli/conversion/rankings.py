@@ -18,12 +18,12 @@ from shared.datasets.forms.recognition import (
 )
 from shared.datasets.rows import RowCode
 
-_TWO = 2
+LEAST_ANSWERS = 2
 ScoredText = tuple[float, str]
 
 
 def best_and_worst(row: Row) -> Row:
-    """Return the preference that a ranking says; the answers between the best and the worst have no place in it.
+    """Return the best answer as chosen and the worst as rejected, with their prompt; the other answers are left out.
 
     Raises:
         Dropped: ``ROW_FIELD_MISSING``: it has no question, or fewer than two answers with a score;
@@ -35,7 +35,7 @@ def best_and_worst(row: Row) -> Row:
     if question is None or answers is None:
         raise Dropped(RowCode.ROW_FIELD_MISSING)
     scored = _scored(row, row[answers])
-    if len(scored) < _TWO:
+    if len(scored) < LEAST_ANSWERS:
         raise Dropped(RowCode.ROW_FIELD_MISSING)
     best, worst = (choose(scored, key=lambda answer: answer[0]) for choose in (max, min))
     if best[0] == worst[0]:
@@ -45,7 +45,7 @@ def best_and_worst(row: Row) -> Row:
 
 
 def _scored(row: Row, answers: list[Any]) -> list[ScoredText]:
-    """Return the answers with a score: of the first kind of score that two of them have, since scales differ."""
+    """Return the answers that have a score of the first kind that is usable; kinds are not mixed, because their scales differ."""
     for name in SCORE_LISTS:
         if isinstance(scores := row.get(name), list) and len(scores) == len(answers):
             pairs = [(_number(score), _text(answer)) for score, answer in zip(scores, answers, strict=True)]
@@ -53,7 +53,7 @@ def _scored(row: Row, answers: list[Any]) -> list[ScoredText]:
     for key in SCORE_KEYS:
         pairs = [(_number(answer.get(key)), _text(answer)) for answer in answers if isinstance(answer, dict)]
         usable = [(score, text) for score, text in pairs if score is not None and text]
-        if len(usable) >= _TWO:
+        if len(usable) >= LEAST_ANSWERS:
             return usable
     return []
 
@@ -65,7 +65,7 @@ def _text(answer: Any) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """Return a score; None for what is none, such as a boolean or ``N/A``."""
+    """Return a value as a score; None if it is not a finite number, e.g. a boolean or ``N/A``."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

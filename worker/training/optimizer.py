@@ -27,7 +27,7 @@ CODE_BOOKS = ("qmap1", "qmap2")
 
 def build_optimizer(parameters: Sequence[torch.nn.Parameter], contract: FineTuneContract) -> torch.optim.Optimizer:
     """Build the optimizer that the contract names, over the LoRA parameters; the loop sets the rate at each step."""
-    fields = {
+    fields: dict[str, Any] = {
         "lr": contract.exec.learning_rate,
         "betas": BETAS,
         "eps": EPSILON,
@@ -36,7 +36,7 @@ def build_optimizer(parameters: Sequence[torch.nn.Parameter], contract: FineTune
     if contract.optimizer.kind is OptimizerKind.ADAMW:
         # One kernel without temporary buffers: a step that runs out of memory halfway cannot be repeated. On a CPU it
         # takes a quarter of the time of torch's loop.
-        return torch.optim.AdamW(parameters, fused=True, **fields)  # type: ignore[arg-type]
+        return torch.optim.AdamW(parameters, fused=True, **fields)
     optimizer: torch.optim.Optimizer = AdamW8bit(parameters, **fields)
     return optimizer
 

@@ -33,12 +33,22 @@ def page_of_rows(
     """
     columns = [getattr(row, name) for name in ORDERS.get(row, ("id",))]
     order = [column.desc() if newest_first else column.asc() for column in columns]
-    rows = [
-        listed
-        for tenant in tenants
-        for listed in session.scalars(query.where(row.tenant == tenant).order_by(*order).limit(limit + 1))
-    ]
+    rows = _first_of_each(session, query.order_by(*order), row, tenants, limit)
     return sorted(rows, key=place_of, reverse=newest_first)[: limit + 1]
+
+
+def page_of_job_ids(session: Session, query: Select[Any], tenants: Sequence[str], limit: int) -> list[str]:
+    """Return the newest ids of a query for jobs' ids, as `page_of_rows` returns rows."""
+    ids = _first_of_each(session, query.order_by(JobRow.id.desc()), JobRow, tenants, limit)
+    return sorted(ids, reverse=True)[: limit + 1]
+
+
+def _first_of_each(
+    session: Session, query: Select[Any], row: type[ListedRow], tenants: Sequence[str], limit: int
+) -> list[Any]:
+    return [
+        listed for tenant in tenants for listed in session.scalars(query.where(row.tenant == tenant).limit(limit + 1))
+    ]
 
 
 def place_of(row: JobRow | FileRow | AdapterRow) -> tuple[Any, ...]:

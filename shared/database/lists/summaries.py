@@ -7,12 +7,13 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import Field
-from sqlalchemy import func, select
+from sqlalchemy import RowMapping, func, select
 from sqlalchemy.orm import Session
 
 from shared.database.connection import Database
 from shared.database.job_states import JobState, Stage
 from shared.database.lists.job_filter import JobFilter
+from shared.database.lists.pages import page_of_job_ids
 from shared.database.records import Kind, Value
 from shared.database.tables.jobs import GpuTimeRow, JobRow
 from shared.database.tenancy import TenantName, visible_to
@@ -60,12 +61,15 @@ GPU_SECONDS = func.coalesce(
 ALIAS = func.coalesce(JobRow.contract["artifact"]["alias"].as_string(), JobRow.contract["alias"].as_string())
 """A fine-tune job's alias, or an import's."""
 OUTCOME = (
-    JobRow.result["adapter_id"].as_string(), JobRow.result["model_digest"].as_string(), JobRow.result["alias"]["moved"].as_boolean(),
-    JobRow.result["optimizer_steps"].as_integer(), JobRow.result["planned_steps"].as_integer(), JobRow.result["last_train_loss"].as_float(),
-)  # fmt: skip
-SUMMARIES = select(GPU_SECONDS, ALIAS, *OUTCOME, *SUMMARY_COLUMNS)
-"""Columns and not rows of the mapped class: building its objects takes most of the time of a page of jobs."""
-SUMMARY_NAMES = [column.key for column in SUMMARY_COLUMNS]
+    JobRow.result["adapter_id"].as_string().label("adapter_id"),
+    JobRow.result["model_digest"].as_string().label("model_digest"),
+    JobRow.result["alias"]["moved"].as_boolean().label("alias_moved"),
+    JobRow.result["optimizer_steps"].as_integer().label("optimizer_steps"),
+    JobRow.result["planned_steps"].as_integer().label("planned_steps"),
+    JobRow.result["last_train_loss"].as_float().label("last_train_loss"),
+)
+SUMMARIES = select(*SUMMARY_COLUMNS, ALIAS.label("alias"), GPU_SECONDS.label("gpu_seconds"), *OUTCOME)
+"""Selects columns, not the mapped class: building its objects took most of the time of a page of jobs."""
 
 
 def list_summaries(
@@ -77,13 +81,8 @@ def list_summaries(
     query = select(JobRow.id).where(*which.conditions(is_sqlite=database.is_sqlite))
     if after:
         query = query.where(JobRow.id < after)
-    query = query.order_by(JobRow.id.desc()).limit(limit + 1)
     with database.read() as session:
-        # One query per tenant, because only then an index gives the ids in order.
-        visible_ids = [
-            job_id for name in visible_to(tenant) for job_id in session.scalars(query.where(JobRow.tenant == name))
-        ]
-        ids = sorted(visible_ids, reverse=True)[: limit + 1]
+        ids = page_of_job_ids(session, query, visible_to(tenant), limit)
         summaries = _summaries(session, ids)
         return [summaries[job_id] for job_id in ids if job_id in summaries]
 
@@ -97,38 +96,25 @@ def read_summaries(database: Database, ids: Sequence[str]) -> Sequence[JobSummar
 
 
 def _summaries(session: Session, ids: Sequence[str]) -> Mapping[str, JobSummary]:
-    rows = session.execute(SUMMARIES.where(JobRow.id.in_(ids)))
+    rows = session.execute(SUMMARIES.where(JobRow.id.in_(ids))).mappings()
     return {summary.id: summary for summary in map(_summary, rows)}
 
 
-def _summary(row: Sequence[Any]) -> JobSummary:
-    (
-        gpu_seconds,
-        alias,
-        adapter_id,
-        model_digest,
-        alias_moved,
-        optimizer_steps,
-        planned_steps,
-        last_train_loss,
-        *others,
-    ) = row
-    values: dict[str, Any] = dict(zip(SUMMARY_NAMES, others, strict=True))
+def _summary(row: RowMapping) -> JobSummary:
+    values = dict(row)
     progress = read_progress(values.pop("progress"))
+    optimizer_steps, planned_steps = values.pop("optimizer_steps"), values.pop("planned_steps")
+    last_train_loss, gpu_seconds, error = (values.pop(name) for name in ("last_train_loss", "gpu_seconds", "error"))
     # The last progress of a fine-tuning is that of its self-evaluation.
     steps = progress and (progress.done, progress.total)
     if optimizer_steps is not None:
         steps = optimizer_steps, planned_steps
     values |= {
-        "alias": alias,
-        "adapter_id": adapter_id,
-        "model_digest": model_digest,
-        "alias_moved": alias_moved,
         "gpu_minutes": round(gpu_seconds / 60, 3),
         "step": steps[0] if steps else None,
         "total_steps": steps[1] if steps else None,
         "train_loss": progress.loss if isinstance(progress, TrainingProgress) else last_train_loss,
         "eta_seconds": progress.eta_seconds if isinstance(progress, TrainingProgress | EvaluationProgress) else None,
-        "error": values["error"] and {name: values["error"].get(name) for name in ERROR_FIELDS},
+        "error": error and {name: error.get(name) for name in ERROR_FIELDS},
     }
     return JobSummary.model_validate(values)
