@@ -253,10 +253,14 @@ class StageWriter:
         return sum(shard.rows for shard in self._shards) + self._count
 
     def write_row(self, row: Mapping[str, Any], provenance: Provenance) -> str:
-        """Append a training row with its id, and its provenance. Returns the id."""
-        provenance.id = row_id(row)
-        line = msgspec.json.encode({"id": provenance.id, **{key: row[key] for key in row if key != "id"}})
-        self.write_line(line, msgspec.json.encode(provenance))
+        """Append a training row with its id, and its provenance. Returns the id; it is computed if the provenance has
+        none.
+        """
+        provenance.id = provenance.id or row_id(row)
+        # The id stands first, and in place of one that the row brings.
+        written = {"id": provenance.id, **row}
+        written["id"] = provenance.id
+        self.write_line(msgspec.json.encode(written), msgspec.json.encode(provenance))
         return provenance.id
 
     def write_line(self, line: bytes, sources: bytes | None = None) -> None:

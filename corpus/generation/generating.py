@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from corpus.claims import claimed
 from corpus.filters.redactors import rules_digests
-from corpus.generation.asking import RowDropped
 from corpus.generation.columns import (
     OF_MODELS,
     GenerationRecipe,
@@ -26,26 +22,16 @@ from corpus.generation.model_columns import ModelColumn, SelfInstructColumn
 from corpus.generation.model_rows import RESPONSES, ModelAccess, ModelRows, RunReport, no_rows
 from corpus.generation.output_filters import MadeRow
 from corpus.generation.planning import PlannedRequests, plan_requests
+from corpus.generation.row_maker import RowMaker
 from corpus.generation.samplers import Sampler, sampler_of
 from corpus.keys import stage_key, stage_mark
-from corpus.mixing.mix_file import recipe_invalid
-from corpus.provenance import Provenance
 from corpus.shards import MAX_SHARD_BYTES, ShardIndex, StageWriter, read_index
 from corpus.sources import refuse_retracted
-from corpus.verdicts import VerdictCode
-from shared.datasets.preferences.rows import parse_pair
-from shared.datasets.row_validation import decode_line
-from shared.datasets.rows import Labels, RowCode, RowError
-from shared.errors import MensError
-from shared.graders.templates import parse_path, render, value_at
 from shared.hashing import digest_file
 
 STAGE = "generate"
 VERSION = 3
 """Increase this when the same recipe would give different bytes."""
-PAIR_KEYS = frozenset({"chosen", "preferred_output"})
-"""Keys of preference rows; each such row has one of them."""
-_LABELS = frozenset(Labels.__struct_fields__)
 
 
 @dataclass(frozen=True)
@@ -138,35 +124,12 @@ class Generation:
         if self.recipe.models:
             yield from self._model_rows.make(target, self._count, report)
             return
+        samplers, maker = list(self._samplers.items()), RowMaker(self.recipe, self.path)
         for index in range(self._count):
             values: dict[str, Any] = {}
-            for name, sampler in self._samplers.items():
+            for name, sampler in samplers:
                 values[name] = sampler(index, values)
-            yield self._made(index, values)
-
-    def _made(self, index: int, values: Mapping[str, Any]) -> MadeRow:
-        row = {key: _filled(value, values, keeps_type=key in _LABELS) for key, value in self.recipe.row.items()}
-        row.setdefault("origin", "synthetic")
-        line = msgspec.json.encode(row)
-        try:
-            (parse_pair if PAIR_KEYS & row.keys() else decode_line)(line)
-        except RowError as error:
-            if error.code is RowCode.ROW_TOO_LONG and self.recipe.models:
-                # What a model writes has any length, and ends no run.
-                raise RowDropped(VerdictCode.TOO_LONG) from None
-            raise recipe_invalid(
-                f"Row {index} is not a training row: {error.reason} ({error.code}).", "row", None
-            ) from None
-        locator = {"recipe": self.path.name, "index": index}
-        # Rows of models pass redactors later.
-        is_redacted = bool(self.recipe.models and self.recipe.redact)
-        sha256 = None if is_redacted else hashlib.sha256(line).hexdigest()
-        source = f"generate:{self.path.stem}"
-        provenance = Provenance(id="", source=source, locator=locator, content_sha256=sha256)
-        for unit in (values[column.name] for column in self.recipe.columns if isinstance(column, UnitColumn)):
-            provenance.parents = [*provenance.parents, unit["id"]]
-            provenance.license = provenance.license or unit["source"].get("license")
-        return MadeRow(row, provenance)
+            yield maker.make(index, values)
 
     @property
     def _count(self) -> int:
@@ -190,24 +153,5 @@ class Generation:
     @property
     def _model_rows(self) -> ModelRows:
         assert self.access, "a recipe with models needs access to them"
-        return ModelRows(self.recipe, self.path.parent, self.access, self._samplers, self._made)
-
-
-def _filled(template: Any, values: Mapping[str, Any], *, keeps_type: bool) -> Any:
-    """Return a template filled in with its values; a label that consists of one placeholder keeps the type of its
-    value.
-    """
-    if isinstance(template, str):
-        try:
-            bare = template.strip()
-            if keeps_type and bare.startswith("{{") and bare.find("}}") == len(bare) - 2:
-                return value_at(parse_path(bare[2:-2]), values, {})
-            return render(template, values, {})
-        except MensError as error:
-            # A key that some rows of a file lack.
-            raise recipe_invalid(error.message, "row", None) from None
-    if isinstance(template, Mapping):
-        return {key: _filled(value, values, keeps_type=False) for key, value in template.items()}
-    if isinstance(template, list):
-        return [_filled(value, values, keeps_type=False) for value in template]
-    return template
+        maker = RowMaker(self.recipe, self.path)
+        return ModelRows(self.recipe, self.path.parent, self.access, self._samplers, maker.make)

@@ -33,7 +33,7 @@ from corpus.mixing.mix_file import recipe_invalid
 from corpus.shards import checked_shards
 from corpus.units.records import read_units
 from shared.errors import Code, NotFound
-from shared.graders.templates import render
+from shared.graders.templates import Template
 
 Values = Mapping[str, Any]
 Sampler = Callable[[int, Values], Any]
@@ -66,18 +66,17 @@ def _category(column: CategoryColumn, draw: Draw, _folder: Path) -> Sampler:
     if isinstance(column.values, list):
         return _choice(column.values, draw)
     names, ends = list(column.values), list(accumulate(column.values.values()))
-    return lambda row, _: names[min(len(names) - 1, bisect_right(ends, draw(row)[0] * ends[-1]))]
+    total, last = ends[-1], len(names) - 1
+    return lambda row, _: names[min(last, bisect_right(ends, draw(row)[0] * total))]
 
 
 def _uniform(column: UniformColumn, draw: Draw, _folder: Path) -> Sampler:
     scale = int(10**column.decimals)
     low, high = math.ceil(column.low * scale), math.floor(column.high * scale)
-
-    def sample(row: int, _: Values) -> int | float:
-        value = low + int(draw(row)[0] * (high - low + 1))
-        return value / scale if column.decimals else value
-
-    return sample
+    count = high - low + 1
+    if column.decimals:
+        return lambda row, _: (low + int(draw(row)[0] * count)) / scale
+    return lambda row, _: low + int(draw(row)[0] * count)
 
 
 def _gaussian(column: GaussianColumn, draw: Draw, _folder: Path) -> Sampler:
@@ -114,6 +113,16 @@ def _units(column: UnitColumn, draw: Draw, folder: Path) -> Sampler:
     return lambda row, _: units[order[row % len(order)]]
 
 
+def _sequence(column: SequenceColumn, _draw: Draw, _folder: Path) -> Sampler:
+    start, step = column.start, column.step
+    return lambda row, _: start + row * step
+
+
+def _template(column: TemplateColumn, _draw: Draw, _folder: Path) -> Sampler:
+    template = Template(column.template)
+    return lambda _row, values: template.render(values, {})
+
+
 _SAMPLERS: dict[type, Callable[[Any, Draw, Path], Sampler]] = {
     CategoryColumn: _category,
     UniformColumn: _uniform,
@@ -123,8 +132,8 @@ _SAMPLERS: dict[type, Callable[[Any, Draw, Path], Sampler]] = {
     LinesColumn: lambda column, draw, folder: _choice(lines_of(folder / column.file, column.name), draw),
     RowsColumn: _rows,
     UnitColumn: _units,
-    SequenceColumn: lambda column, _draw, _folder: lambda row, _values: column.start + row * column.step,
-    TemplateColumn: lambda column, _draw, _folder: lambda _row, values: render(column.template, values, {}),
+    SequenceColumn: _sequence,
+    TemplateColumn: _template,
 }
 
 

@@ -10,6 +10,9 @@ from typing import Any
 from shared.errors import Code, InvalidRequest
 
 NAMESPACES = ("item", "sample")
+_to_json = json.JSONEncoder(ensure_ascii=False).encode
+# `dict` first: the check against an abstract class takes many times as long.
+_OBJECTS = (dict, Mapping)
 _STEP = re.compile(r"\.(?P<name>[^.\[\]{}]+)|\[(?P<index>\d{1,9})\]")
 
 Path = tuple[str | int, ...]
@@ -32,7 +35,22 @@ def render(template: str, item: Mapping[str, Any], sample: Mapping[str, Any]) ->
         InvalidRequest: ``GRADER_VARIABLE_INVALID``: a path leads nowhere. ``GRADER_SAMPLE_INVALID``:
             ``sample.output_json`` of an answer that is not JSON. And the errors of :func:`check_template`.
     """
-    return "".join(piece if isinstance(piece, str) else _text_at(piece, item, sample) for piece in pieces(template))
+    return Template(template).render(item, sample)
+
+
+class Template:
+    """A template that is parsed once and filled in many times.
+
+    Raises:
+        InvalidRequest: as :func:`check_template`.
+    """
+
+    def __init__(self, template: str) -> None:
+        self._pieces = [piece for piece in pieces(template) if piece != ""]
+
+    def render(self, item: Mapping[str, Any], sample: Mapping[str, Any]) -> str:
+        """Fill in the placeholders, as :func:`render`."""
+        return "".join([piece if isinstance(piece, str) else _text_at(piece, item, sample) for piece in self._pieces])
 
 
 def paths_of(template: str) -> list[Path]:
@@ -59,11 +77,11 @@ def value_at(path: Path, item: Mapping[str, Any], sample: Mapping[str, Any]) -> 
     Raises:
         InvalidRequest: ``GRADER_VARIABLE_INVALID``, ``GRADER_SAMPLE_INVALID``: the path leads nowhere.
     """
-    value: Any = {"item": item, "sample": sample}
-    for number, step in enumerate(path):
+    value: Any = item if path[0] == "item" else sample
+    for number, step in enumerate(path[1:], start=1):
         # Indexing a string would give a character, which is never meant.
         is_item = isinstance(step, int) and isinstance(value, list) and step < len(value)
-        if not is_item and not (isinstance(step, str) and isinstance(value, Mapping) and step in value):
+        if not is_item and not (isinstance(step, str) and isinstance(value, _OBJECTS) and step in value):
             raise _missing(path, number)
         value = value[step]
     return value
@@ -97,7 +115,7 @@ def _parse(path: str) -> Path:
 
 def _text_at(path: Path, item: Mapping[str, Any], sample: Mapping[str, Any]) -> str:
     value = value_at(path, item, sample)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else _to_json(value)
 
 
 def _missing(path: Path, number: int) -> InvalidRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from datetime import date
@@ -9,10 +10,12 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+import msgspec
 import pytest
 
 from corpus.generation.generating import Generation
 from corpus.keys import stage_key
+from corpus.provenance import row_id
 from corpus.shards import ShardIndex, checked_shards, read_index
 from shared.datasets.row_validation import decode_line
 from shared.errors import InvalidRequest, NotFound
@@ -190,3 +193,24 @@ def test_golden_bytes(tmp_path: Path) -> None:
     """If this fails because the output was changed on purpose, raise VERSION too."""
     index, _ = generate(EXAMPLE, tmp_path / "rows")
     assert index.shards[0].sha256[:16] == "b56db58b1e73e77a"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "{{ item.a }}", "response": "x", "rating": "{{ item.b.stars }}", "id": "own", "origin": "agent"},
+        {"messages": [{"role": "user", "content": "{{ item.b.title }}"}, {"role": "assistant", "content": "{{ item.a }}"}]},
+        {"prompt": "p{{ item.a }}", "chosen": "{{ item.b.title }}", "rejected": "no"},
+    ],
+)  # fmt: skip
+def test_a_row_and_its_provenance_have_the_id_that_any_reader_computes(tmp_path: Path, row: dict[str, Any]) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"title": "T", "stars": 5}\n')
+    columns = [A, {"name": "b", "sampler": "rows", "file": "rows.jsonl"}]
+    _, rows = generate(write(tmp_path, columns=columns, row=row), tmp_path / "rows")
+    origins = map(json.loads, (tmp_path / "rows" / "part-00000.sources.jsonl").read_bytes().splitlines())
+    for made, origin in zip(rows, origins, strict=True):
+        assert next(iter(made)) == "id"
+        assert made["id"] == origin["id"] == row_id({key: value for key, value in made.items() if key != "id"})
+        content = {key: made.get(key, "synthetic") for key in [*row, *({"origin"} - row.keys())]}
+        content |= {"id": row["id"]} if "id" in row else {}
+        assert origin["content_sha256"] == hashlib.sha256(msgspec.json.encode(content)).hexdigest()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shared.errors import Code, InvalidRequest
 from shared.graders.grading import make_sample
-from shared.graders.templates import check_template, render
+from shared.graders.templates import Template, check_template, render
 
 ITEM = {
     "q": "Where?",
@@ -117,3 +117,21 @@ def test_placeholders_that_are_not_closed_are_refused_at_once() -> None:
     with pytest.raises(InvalidRequest, match="not closed"):
         check_template("{{" * 100_000)
     assert time.process_time() - began < 5
+
+
+@given(st.lists(st.sampled_from(["{{ item.a.b[0] }}", "{{item.c}}", "{{ sample.d }}", "text", "}", "{ "])), JSON)
+def test_a_parsed_template_is_filled_in_again_and_again(parts: list[str], value: object) -> None:
+    template = Template("".join(parts))
+    for item in ({"a": {"b": [value]}, "c": value}, {"a": {"b": ["other"]}, "c": 0.5}):
+        sample = {"d": item["c"]}
+        wanted = "".join(
+            as_text(item["a"]["b"][0]) if "b[0]" in part  # type: ignore[index]
+            else as_text(item["c"]) if "{{" in part
+            else part
+            for part in parts
+        )  # fmt: skip
+        assert template.render(item, sample) == wanted
+
+
+def as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
