@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from corpus.claims import claimed
 from corpus.file_digests import FileDigests
-from corpus.filters.contamination import EvalContent
+from corpus.filters.eval_items import EvalContent
 from corpus.filters.filtering import Filtering
 from corpus.filters.placeholder_key import find_key
 from corpus.mixing.mix import run_mix

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from cli.client.connection import call, find_all, send
 from cli.evaluation import runs
-from corpus.filters.contamination import EvalContent
+from corpus.filters.eval_items import EvalContent
 from shared.gates.policy_file import read_policy
 
 

@@ -10,9 +10,7 @@ Words are normalised as in ``shared/datasets/fingerprints.py``: case and white s
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,119 +20,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.datasets.fingerprints import fingerprints, word_hashes
-from shared.errors import Code, InvalidRequest, NotFound
-from shared.hashing import digest_json
+from corpus.filters.eval_items import EvalContent, sides_of
+from corpus.filters.word_runs import RUN_WORDS, Hashes, WordRuns
+from shared.datasets.fingerprints import fingerprints
 
-GRAM_WORDS = 8
 CONTAMINATED, NOTICED = 0.5, 0.2
 """Minimum shares of an item at which a row is left out, and at which it is listed."""
 COMMON_SHARE = 0.01
 """Largest share of an eval's items that may have a run of words before the run stops counting."""
-REFERENCES = frozenset(
-    (
-        "expect",
-        "expected",
-        "reference",
-        "answer",
-        "answers",
-        "response",
-        "output",
-        "completion",
-        "solution",
-        "target",
-        "ideal",
-    )
-)
-"""Keys of an item that hold its reference."""
-PROMPTS = frozenset(("prompt", "question", "query", "instruction", "input", "context"))
-"""Keys of an item that hold its prompt."""
-_PRIME, _MIX = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F)
-_SHIFT = np.uint64(29)
-_ARRAYS = ("grams", "starts", "sides", "weights", "totals", "whole", "whole_sides")
-
-Hashes = NDArray[np.uint64]
-
-
-@dataclass(frozen=True, slots=True)
-class EvalContent:
-    """The items of an eval.
-
-    Attributes:
-        name: for reports.
-    """
-
-    name: str
-    items: Sequence[Mapping[str, Any]]
-
-    def digest(self) -> str:
-        """Return the SHA-256 of the items; the eval's name is not part of it."""
-        return digest_json(list(self.items))
-
-
-def read_items(path: Path) -> EvalContent:
-    """Read the items of a JSONL file, or of a JSON file that is a list.
-
-    Raises:
-        NotFound: ``CORPUS_SOURCE_MISSING``.
-        InvalidRequest: ``CORPUS_RECIPE_INVALID``.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        items = (
-            json.loads(text)
-            if text.lstrip().startswith("[")
-            else [json.loads(line) for line in text.splitlines() if line.strip()]
-        )
-    except FileNotFoundError:
-        raise NotFound(
-            Code.CORPUS_SOURCE_MISSING,
-            f"The eval file {path} does not exist.",
-            remedy="Correct `decontaminate.files`; paths start at the mix file's folder (--root changes it).",
-            param="decontaminate.files",
-        ) from None
-    except ValueError as error:
-        raise _invalid_items(path, str(error)) from None
-    if not items or not all(isinstance(item, dict) for item in items):
-        raise _invalid_items(path, "it has no items, or an item is not an object")
-    return EvalContent(path.name, items)
-
-
-def _invalid_items(path: Path, why: str) -> InvalidRequest:
-    return InvalidRequest(
-        Code.CORPUS_RECIPE_INVALID,
-        f"The eval file {path} is neither JSONL nor a list of JSON objects: {why}.",
-        remedy="Write one JSON object per line.",
-        param="decontaminate.files",
-    )
-
-
-def sides_of(item: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the texts of an item's prompt and of its reference.
-
-    The prompt is the user's turns; without those, the values of the ``PROMPTS`` keys; without those, every string
-    except the reference. The reference is the values of the ``REFERENCES`` keys and the assistant's last turn.
-    """
-    inner = item.get("item")
-    if isinstance(inner, dict):
-        item = inner
-    turns = item.get("messages") or item.get("turns")
-    chat = [turn for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
-    prompt = [text for turn in chat if turn.get("role") == "user" for text in _strings(turn.get("content"))]
-    reference = list(_strings(chat[-1].get("content"))) if chat and chat[-1].get("role") == "assistant" else []
-    reference += [text for key in item if key in REFERENCES for text in _strings(item[key])]
-    if not prompt:
-        named = [key for key in item if key in PROMPTS] or [key for key in item if key not in REFERENCES]
-        prompt = [text for key in named for text in _strings(item[key])]
-    return "\n".join(prompt), "\n".join(reference)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _strings(item)
+HEADS_PER_GRAM = 8
+_ARRAYS = ("grams", "heads", "starts", "sides", "weights", "totals", "whole", "whole_sides")
 
 
 class Overlap(msgspec.Struct, frozen=True):
@@ -154,6 +49,55 @@ class Overlap(msgspec.Struct, frozen=True):
     words: tuple[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The prompts or the references of an eval's items.
+
+    Attributes:
+        grams: the runs that count, by item and in ascending order within it.
+        numbers: the place of the item that has each of them.
+        weights: their weights.
+        whole: digests of the texts that are compared as a whole.
+        whole_numbers: the place of the item of each of these.
+    """
+
+    grams: Hashes
+    numbers: NDArray[np.uint32]
+    weights: NDArray[np.float32]
+    whole: Hashes
+    whole_numbers: NDArray[np.uint32]
+
+    @classmethod
+    def of(cls, texts: Sequence[str], grams: Hashes, items: NDArray[np.int64], first: int, *, has_whole: bool) -> _Side:
+        """Weigh the runs of the items.
+
+        Args:
+            texts: the text of each item.
+            grams: the runs of all texts.
+            items: the number of the item that has each run.
+            first: place of the first item.
+            has_whole: whether a text without a run that counts is compared as a whole.
+        """
+        order = np.lexsort((grams, items))
+        grams, items = grams[order], items[order]
+        is_repeated = (grams[1:] == grams[:-1]) & (items[1:] == items[:-1])
+        grams, items = (array[np.append(True, ~is_repeated)[: len(array)]] for array in (grams, items))
+        _, which, counts = np.unique(grams, return_inverse=True, return_counts=True)
+        rarity = counts[which]
+        rare = rarity <= max(1, COMMON_SHARE * len(texts))
+        weights = np.log1p(len(texts) / rarity[rare]).astype(np.float32)
+        has_runs = np.bincount(items[rare], minlength=len(texts)) > 0
+        whole = [item for item in np.flatnonzero(~has_runs).tolist() if has_whole and texts[item].strip()]
+        digests, _ = fingerprints([texts[item] for item in whole], near=False)
+        return cls(
+            grams[rare],
+            (first + items[rare]).astype(np.uint32),
+            weights,
+            np.array(digests, np.uint64),
+            np.array(whole, np.uint32) + np.uint32(first),
+        )
+
+
 class EvalIndex:
     """Index of the items of evals, as arrays that processes can share on disk.
 
@@ -165,6 +109,7 @@ class EvalIndex:
     def __init__(self, names: list[str], places: NDArray[np.uint32], arrays: dict[str, NDArray[Any]]) -> None:
         self._names, self._places = names, places
         self._grams, self._starts, self._sides = arrays["grams"], arrays["starts"], arrays["sides"]
+        self._heads = arrays["heads"]
         self._weights, self._totals = arrays["weights"], arrays["totals"]
         self._whole, self._whole_sides = arrays["whole"], arrays["whole_sides"]
 
@@ -172,58 +117,37 @@ class EvalIndex:
     def of(cls, evals: Sequence[EvalContent]) -> EvalIndex:
         """Index the items of evals."""
         places: list[tuple[int, int, int]] = []
-        grams: list[Hashes] = []
-        sides: list[NDArray[np.uint32]] = []
-        weights: list[NDArray[np.float32]] = []
-        whole: list[int] = []
-        whole_sides: list[int] = []
+        sides: list[_Side] = []
         for number, content in enumerate(evals):
             texts = [text for item in content.items for text in sides_of(item)]
-            runs = [np.unique(run_grams) for run_grams in grams_of(texts)]
-            for side in (0, 1):
-                own = [(index, run_grams) for index, run_grams in enumerate(runs) if index % 2 == side]
-                counts = Counter(gram for _, run_grams in own for gram in run_grams.tolist())
-                most = max(1, COMMON_SHARE * len(content.items))
-                for index, run_grams in own:
-                    rarity = np.array([counts[gram] for gram in run_grams.tolist()], np.int64)
-                    rare = run_grams[rarity <= most]
-                    place = len(places)
-                    places.append((number, index // 2 + 1, side))
-                    if len(rare):
-                        grams.append(rare)
-                        sides.append(np.full(len(rare), place, np.uint32))
-                        weights.append(np.log1p(len(content.items) / rarity[rarity <= most]).astype(np.float32))
-                    elif side == 0 and texts[index].strip():
-                        whole += fingerprints([texts[index]], near=False)[0]
-                        whole_sides.append(place)
-        return cls._joined([content.name for content in evals], places, grams, sides, weights, whole, whole_sides)
+            runs = WordRuns.of(texts)
+            items, kinds = np.divmod(runs.texts, 2)
+            for kind in (0, 1):
+                own = kinds == kind
+                sides.append(_Side.of(texts[kind::2], runs.hashes[own], items[own], len(places), has_whole=kind == 0))
+                places += [(number, item, kind) for item in range(1, len(content.items) + 1)]
+        if not sides:
+            sides = [_Side.of([], np.empty(0, np.uint64), np.empty(0, np.int64), 0, has_whole=False)]
+        return cls._joined([content.name for content in evals], places, sides)
 
     @classmethod
-    def _joined(
-        cls,
-        names: list[str],
-        places: list[tuple[int, int, int]],
-        grams: list[Hashes],
-        sides: list[NDArray[np.uint32]],
-        weights: list[NDArray[np.float32]],
-        whole: list[int],
-        whole_sides: list[int],
-    ) -> EvalIndex:
-        every = np.concatenate([np.empty(0, np.uint64), *grams])
+    def _joined(cls, names: list[str], places: list[tuple[int, int, int]], sides: list[_Side]) -> EvalIndex:
+        every = np.concatenate([side.grams for side in sides])
         order = np.argsort(every, kind="stable")
         unique, starts = np.unique(every[order], return_index=True)
-        side = np.concatenate([np.empty(0, np.uint32), *sides])[order]
-        weight = np.concatenate([np.empty(0, np.float32), *weights])[order]
-        totals = np.bincount(side, weight, minlength=len(places)) if len(side) else np.zeros(len(places))
-        first = np.argsort(np.array(whole, np.uint64), kind="stable")
+        numbers = np.concatenate([side.numbers for side in sides])[order]
+        weights = np.concatenate([side.weights for side in sides])[order]
+        whole = np.concatenate([side.whole for side in sides])
+        first = np.argsort(whole, kind="stable")
         arrays = {
             "grams": unique,
+            "heads": _heads_of(unique),
             "starts": np.append(starts, len(every)).astype(np.int64),
-            "sides": side,
-            "weights": weight,
-            "totals": totals,
-            "whole": np.array(whole, np.uint64)[first],
-            "whole_sides": np.array(whole_sides, np.uint32)[first],
+            "sides": numbers,
+            "weights": weights,
+            "totals": np.bincount(numbers, weights, minlength=len(places)) if len(numbers) else np.zeros(len(places)),
+            "whole": whole[first],
+            "whole_sides": np.concatenate([side.whole_numbers for side in sides])[first],
         }
         return cls(names, np.array(places, np.uint32).reshape(-1, 3), arrays)
 
@@ -249,7 +173,10 @@ class EvalIndex:
         Args:
             rows: all texts of each row, and its user turns.
         """
-        overlaps = [self._best(grams) for grams in grams_of(["\n".join(texts) for texts, _ in rows])]
+        overlaps: list[Overlap | None] = [None] * len(rows)
+        runs = WordRuns.of(["\n".join(texts) for texts, _ in rows])
+        for number in self._holding(runs):
+            overlaps[number] = self._best(runs.of_text(number))
         users = [(number, text) for number, (_, turns) in enumerate(rows) for text in turns]
         if len(self._whole) and users:
             digests = np.array(fingerprints([text for _, text in users], near=False)[0], np.uint64)
@@ -259,14 +186,25 @@ class EvalIndex:
                 overlaps[number] = self._overlap(int(self._whole_sides[at[index]]), 1.0, (1, len(text.split())))
         return overlaps
 
+    def _holding(self, runs: WordRuns) -> list[int]:
+        """Return the numbers of the texts that hold a run of an item."""
+        held, _ = self._find(runs.hashes)
+        numbers: list[int] = np.unique(np.searchsorted(runs.ends, held, "right")).tolist()
+        return numbers
+
+    def _find(self, hashes: Hashes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where items have a run, and the place of each such run in the index."""
+        # Nearly no run of a text is an item's. The table says so in a tenth of the time of a search.
+        possible = np.flatnonzero(self._heads[hashes >> _head_shift(self._heads)])
+        if not len(self._grams):
+            return possible, possible
+        at = np.minimum(np.searchsorted(self._grams, hashes[possible]), len(self._grams) - 1)
+        is_held = self._grams[at] == hashes[possible]
+        return possible[is_held], at[is_held]
+
     def _best(self, grams: Hashes) -> Overlap | None:
-        if not len(grams) or not len(self._grams):
-            return None
-        at = np.minimum(np.searchsorted(self._grams, grams), len(self._grams) - 1)
-        held = np.flatnonzero(self._grams[at] == grams)
-        if not len(held):
-            return None
-        at = np.unique(at[held])
+        """Return the item of which a text that holds a run of an item contains the largest share."""
+        at = np.unique(self._find(grams)[1])
         begins, ends = self._starts[at], self._starts[at + 1]
         entries = np.concatenate([np.arange(begin, end) for begin, end in zip(begins, ends, strict=True)])
         sides, position = np.unique(self._sides[entries], return_inverse=True)
@@ -277,34 +215,26 @@ class EvalIndex:
         side = int(sides[best])
         own = self._grams[np.unique(np.searchsorted(self._starts, entries[position == best], "right") - 1)]
         words = np.flatnonzero(np.isin(grams, own))
-        return self._overlap(side, float(scores[best]), (int(words[0]) + 1, int(words[-1]) + GRAM_WORDS))
+        return self._overlap(side, float(scores[best]), (int(words[0]) + 1, int(words[-1]) + RUN_WORDS))
 
     def _overlap(self, side: int, score: float, words: tuple[int, int]) -> Overlap:
         number, item, kind = self._places[side].tolist()
         return Overlap(self._names[number], item, ("prompt", "reference")[kind], round(min(score, 1.0), 3), words)
 
 
+def _heads_of(grams: Hashes) -> NDArray[np.bool_]:
+    """Return a table of the first bits of hashes: whether any hash begins with them."""
+    heads = np.zeros(1 << (HEADS_PER_GRAM * len(grams)).bit_length(), np.bool_)
+    heads[grams >> _head_shift(heads)] = True
+    return heads
+
+
+def _head_shift(heads: NDArray[np.bool_]) -> np.uint64:
+    """Return how far a hash is shifted to be a place in the table."""
+    return np.uint64(64 - (len(heads).bit_length() - 1))
+
+
 @lru_cache(maxsize=1)
 def loaded(folder: Path) -> EvalIndex:
     """Return the index of a folder; it is mapped once per process."""
     return EvalIndex.load(folder)
-
-
-def grams_of(texts: Sequence[str]) -> list[Hashes]:
-    """Return the hashes of all eight-word runs of each text, in order; a shorter text has none."""
-    hashes: list[Hashes] = []
-    for words, counts in word_hashes(texts):
-        ends = np.cumsum(counts).tolist()
-        if len(words) < GRAM_WORDS:
-            hashes += [np.empty(0, np.uint64)] * len(ends)
-            continue
-        last = len(words) - GRAM_WORDS + 1
-        grams = np.zeros(last, np.uint64)
-        for offset in range(GRAM_WORDS):
-            grams *= _PRIME
-            grams += words[offset : offset + last]
-        grams ^= grams >> _SHIFT
-        grams *= _MIX
-        for end, count in zip(ends, counts.tolist(), strict=True):
-            hashes.append(grams[end - count : max(end - count, end - GRAM_WORDS + 1)])
-    return hashes

@@ -12,12 +12,17 @@ from __future__ import annotations
 
 import math
 import re
+import string
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from corpus.filters.joined_texts import FoundSpan, JoinedTexts
 
-_RUN = re.compile(r"[A-Za-z0-9_-]{20,}")
+_TOKEN_CHARACTERS = frozenset(f"{string.ascii_letters}{string.digits}_-".encode())
+_TOKEN, _OTHER = b"x", b" "
+_LONG_RUN = 20 * _TOKEN
+_KINDS = b"".join(_TOKEN if code in _TOKEN_CHARACTERS else _OTHER for code in range(256))
+"""For each byte, whether it is a token character."""
 _PREFIXES = {
     "anthropic": r"sk-ant-[a-z0-9]+-[\w-]{20,}",
     "atlassian": r"ATATT3[\w=-]{40,}",
@@ -102,11 +107,21 @@ def texts_with_secrets(texts: Sequence[str]) -> dict[int, set[str]]:
 
 
 def _prefixed(text: str) -> Iterator[FoundSpan]:
-    for run in _RUN.finditer(text):
-        start = run.start()
+    for start in _long_runs(text):
         match = _PREFIXED.match(text, start) if text[start] in _FIRST or text[start - 1 : start] in (".", ":") else None
         if match and match.lastgroup and not _EXAMPLE.search(match[0]):
             yield FoundSpan(*match.span(), match.lastgroup)
+
+
+def _long_runs(text: str) -> Iterator[int]:
+    """Yield where each run of at least 20 token characters begins."""
+    # One byte for each character. Looking for equal bytes takes a fifth of the time of an expression.
+    kinds = text.encode("ascii", "replace").translate(_KINDS)
+    start = kinds.find(_LONG_RUN)
+    while start >= 0:
+        yield start
+        end = kinds.find(_OTHER, start)
+        start = kinds.find(_LONG_RUN, end) if end >= 0 else -1
 
 
 def _literals(text: str) -> Iterator[FoundSpan]:

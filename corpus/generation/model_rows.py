@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from corpus.filters.contamination import EvalContent, read_items
+from corpus.filters.eval_items import EvalContent, read_items
 from corpus.filters.redactors import Redactors
 from corpus.generation.asking import ModelAsker, RowDropped
 from corpus.generation.budget import BudgetSpent, Spending, SpendingMeter

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from corpus.filters.contamination import CONTAMINATED, EvalContent, EvalIndex
+from corpus.filters.contamination import CONTAMINATED, EvalIndex
+from corpus.filters.eval_items import EvalContent
 from corpus.filters.redactors import Redactors
 from corpus.filters.row_filters import PersonalDataFilter, SecretFilter
 from corpus.filters.row_texts import texts_of

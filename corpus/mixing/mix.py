@@ -20,7 +20,8 @@ from pathlib import Path
 
 from corpus.claims import claimed
 from corpus.file_digests import DigestOf
-from corpus.filters.contamination import EvalContent, EvalIndex, loaded, read_items
+from corpus.filters.contamination import EvalIndex, loaded
+from corpus.filters.eval_items import EvalContent, read_items
 from corpus.keys import stage_key, stage_mark
 from corpus.mixing.mix_file import Mix
 from corpus.mixing.mix_report import (

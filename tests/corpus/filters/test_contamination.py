@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from corpus.filters.contamination import CONTAMINATED, EvalContent, EvalIndex, Overlap, read_items, sides_of
+from corpus.filters.contamination import CONTAMINATED, EvalIndex, Overlap
+from corpus.filters.eval_items import EvalContent, read_items, sides_of
 from shared.errors import Code, MensError
 
 RANDOM = random.Random(5)
@@ -131,3 +136,39 @@ def test_files_of_items(tmp_path: Path) -> None:
     with pytest.raises(MensError) as raised:
         read_items(tmp_path / "absent")
     assert raised.value.code == Code.CORPUS_SOURCE_MISSING
+
+
+def runs_of(text: str) -> set[tuple[str, ...]]:
+    split = text.lower().split()
+    return {tuple(split[begin : begin + 8]) for begin in range(len(split) - 7)}
+
+
+def best_share(items: list[dict[str, str]], row: str) -> float:
+    """The largest share of a side of an item, computed run by run."""
+    best = 0.0
+    for key in ("prompt", "answer"):
+        sides = [runs_of(item[key]) for item in items]
+        counts = Counter(run for runs in sides for run in runs)
+        weights = {
+            run: math.log1p(len(items) / count) for run, count in counts.items() if count <= max(1, len(items) / 100)
+        }
+        for runs in sides:
+            if total := sum(weights.get(run, 0) for run in runs):
+                best = max(best, sum(weights.get(run, 0) for run in runs & runs_of(row)) / total)
+    return best
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), items=st.integers(1, 120), vocabulary=st.sampled_from([2, 5, 50]))
+def test_shares_are_those_of_runs_compared_one_by_one(seed: int, items: int, vocabulary: int) -> None:
+    drawn = random.Random(seed)
+
+    def text() -> str:
+        return " ".join(f"W{drawn.randrange(vocabulary)}" for _ in range(drawn.choice((0, 7, 8, 9, 30))))
+
+    content = [{"prompt": text(), "answer": text()} for _ in range(items)]
+    rows = [f"{text()}\n{drawn.choice(content)[key]} {text()}" for key in ("prompt", "answer") * 5]
+    overlaps = EvalIndex.of([EvalContent("e", content)]).overlaps([([row], []) for row in rows])
+    for row, overlap in zip(rows, overlaps, strict=True):
+        share = best_share(content, row)
+        assert (overlap.score if overlap else 0.0) == (pytest.approx(share, abs=2e-3) if share >= 0.2 else 0.0)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from corpus.filters.secrets import find_secrets, texts_with_secrets
 
@@ -139,3 +141,11 @@ def test_hostile_text_takes_linear_time(number: int) -> None:
         return best
 
     assert seconds(100_000) < 40 * seconds(10_000) + 0.05
+
+
+@given(st.text(st.characters(exclude_categories=())), st.text(st.characters(exclude_categories=())))
+def test_place_of_a_secret_is_counted_in_characters(before: str, after: str) -> None:
+    secret = PLANTED["github"][0]
+    found = find_secrets(f"{before} {secret} {after} é{secret}")
+    starts = [len(before) + 1, len(before) + len(secret) + len(after) + 4]
+    assert {(start, start + len(secret)) for start in starts} <= {(span.start, span.end) for span in found}
