@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import NamedTuple
 
 from anyio import CapacityLimiter, to_thread
@@ -36,7 +37,7 @@ BATCH_SECONDS = 1.0
 """Minimum time between two chunks of progress: jobs whose progress is due are sent together, because each chunk costs
 every stream a write.
 """
-IDLE_POLLS = 2
+IDLE_POLLS = 4
 """Number of polls without an event after which streams are woken anyway, e.g. to find that a key has expired."""
 RECHECKS = 2
 """Number of polls at which streams are woken after the change counter has moved, because a key may have been revoked. The
@@ -50,6 +51,8 @@ KNOWN_JOBS = 10_000
 MISSED_JOBS = 500
 """Largest number of changed jobs that a stream gets first when it continues an earlier stream."""
 PROGRESS_FIELDS = frozenset({"step", "total_steps", "train_loss", "eta_seconds", "version"})
+BESIDES_PROGRESS = attrgetter(*(name for name in JobSummary.model_fields if name not in PROGRESS_FIELDS))
+"""Returns the other fields of a summary."""
 PROGRESS = "progress"
 """Type of the events of progress."""
 SHOWN_PROGRESS = ("id", "version", "step", "train_loss", "eta_seconds")
@@ -236,7 +239,7 @@ class JobChanges:
         if earlier is None and len(self._known) >= KNOWN_JOBS:
             del self._known[next(iter(self._known))]
         self._known[job.id] = job
-        if earlier is not None and _but_progress(earlier) == _but_progress(job):
+        if earlier is not None and BESIDES_PROGRESS(earlier) == BESIDES_PROGRESS(job):
             self._late[job.id] = change
             return
         self._late.pop(job.id, None)
@@ -310,7 +313,3 @@ def missed_events(database: Database, selection: Wanted, cursor: int) -> list[Se
     jobs = [FoundChange(summaries[job_id], moments[job_id]) for job_id in moments if job_id in summaries]
     logged = [LoggedEvent(ChangeType.JOB, job.summary.tenant, job.summary.kind, job_event(job)) for job in jobs]
     return [entry.event for entry in [*logged, *others] if selection.takes(entry)]
-
-
-def _but_progress(job: JobSummary) -> JobSummary:
-    return job.model_copy(update=dict.fromkeys(PROGRESS_FIELDS))

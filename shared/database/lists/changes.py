@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import and_, or_, select
+from sqlalchemy import and_, bindparam, or_, select
 
 from shared.database.connection import Database
 from shared.database.records import Value, first_id_of
@@ -50,14 +50,12 @@ def changed_jobs(
     A change is visible only after its transaction has ended, so it may appear after a change with a later time. Callers
     therefore read the last few seconds again. Changes by a process of the previous release are not found.
     """
-    query = select(JobRow.id, JobRow.version, JobRow.changed_at).order_by(JobRow.changed_at, JobRow.id)
-    if tenants is not None:
-        query = query.where(JobRow.tenant.in_(tenants))
+    query = CHANGED_JOBS if tenants is None else CHANGED_JOBS.where(JobRow.tenant.in_(tenants))
     with database.read() as session:
         now = database.now(session)
         if since is None:
             return ChangedJobs(now, [], has_more=False)
-        rows = session.execute(query.where(JobRow.changed_at >= since).limit(limit + 1)).all()
+        rows = session.execute(query, {"since": since, "most": limit + 1}).all()
         jobs = [ChangedJob(job_id, version, moment) for job_id, version, moment in rows[:limit] if moment]
         return ChangedJobs(now, jobs, len(rows) > limit)
 
@@ -81,6 +79,21 @@ class AddedReceipt(Value):
     adapter_id: str
     passed: bool
     created_at: datetime
+
+
+CHANGED_JOBS = (
+    select(JobRow.id, JobRow.version, JobRow.changed_at)
+    .where(JobRow.changed_at >= bindparam("since"))
+    .order_by(JobRow.changed_at, JobRow.id)
+    .limit(bindparam("most"))
+)
+ADDED_RECEIPTS = (
+    select(*(getattr(ReceiptRow, name) for name in AddedReceipt.model_fields))
+    .where(ReceiptRow.id >= bindparam("first_id"), ReceiptRow.created_at >= bindparam("since"))
+    .order_by(ReceiptRow.id)
+    .limit(bindparam("most"))
+)
+"""Both are run several times a second while anybody follows changes; building them took longer than running them."""
 
 
 def moved_aliases(
@@ -112,13 +125,7 @@ def added_receipts(
     """Return the receipts of all tenants, or of some, that were stored since a moment, in the order of their ids; at most one
     more than ``limit``. Ids begin with their time, so their index is read, and no receipt's text.
     """
-    names = list(AddedReceipt.model_fields)
-    columns = [getattr(ReceiptRow, name) for name in names]
-    query = select(*columns).where(
-        ReceiptRow.id >= first_id_of("receipt", since - CLOCKS_APART), ReceiptRow.created_at >= since
-    )
-    if tenants is not None:
-        query = query.where(ReceiptRow.tenant.in_(tenants))
+    query = ADDED_RECEIPTS if tenants is None else ADDED_RECEIPTS.where(ReceiptRow.tenant.in_(tenants))
+    values = {"first_id": first_id_of("receipt", since - CLOCKS_APART), "since": since, "most": limit + 1}
     with database.read() as session:
-        rows = session.execute(query.order_by(ReceiptRow.id).limit(limit + 1))
-        return [AddedReceipt.model_validate(dict(zip(names, row, strict=True))) for row in rows]
+        return [AddedReceipt.model_validate(dict(row)) for row in session.execute(query, values).mappings()]
