@@ -74,6 +74,12 @@ def test_page_asks_early_for_all_that_its_first_screen_needs() -> None:
     assert preloaded == imports_of("app.js")
 
 
+def test_first_screen_does_without_intl() -> None:
+    """A browser's first use of it took 50 ms and more."""
+    own = imports_of("app.js") & SCRIPTS.keys()
+    assert not {name for name in own if re.search(r"\bIntl\.|\.toLocale", SCRIPTS[name])}
+
+
 def test_what_is_asked_first_waits_for_no_other_module() -> None:
     """It runs as soon as it has arrived: the page has no script before it, and it imports nothing that must arrive, too."""
     first = re.findall(r'<script type="module" src="/console/\{digest\}/([^"]+)"( async)?>', INDEX)

@@ -1,17 +1,12 @@
 /** Numbers, times and names as the page shows them. Copies have UTC; the page has local time. */
 
 const NONE = "–";
-const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-const EXACT = new Intl.DateTimeFormat("en-GB", {
-  year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short",
-});
-const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
-const SECONDS_CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+/** English, as all of the page. Not by `Intl`: a browser's first use of that took 50 ms and more, before anything was shown. */
+const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
 /** @param {number | null | undefined} value */
 export function whole(value) {
-  return value === null || value === undefined ? NONE : WHOLE.format(value);
+  return value === null || value === undefined ? NONE : String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, ",");
 }
 
 /**
@@ -97,25 +92,44 @@ export function ago(time) {
   if (seconds < 45) return "just now";
   if (seconds < 3600) return `${Math.round(seconds / 60)} min ago`;
   const today = new Date();
-  if (at.toDateString() === today.toDateString()) return `today ${CLOCK.format(at)}`;
+  if (at.toDateString() === today.toDateString()) return `today ${minute(time)}`;
   const yesterday = new Date(today.getTime() - 86_400_000);
-  if (at.toDateString() === yesterday.toDateString()) return `yesterday ${CLOCK.format(at)}`;
-  return at.getFullYear() === today.getFullYear() ? `${DAY.format(at)} ${CLOCK.format(at)}` : `${DAY.format(at)} ${at.getFullYear()}`;
+  if (at.toDateString() === yesterday.toDateString()) return `yesterday ${minute(time)}`;
+  return at.getFullYear() === today.getFullYear() ? `${day(at)} ${minute(time)}` : `${day(at)} ${at.getFullYear()}`;
 }
 
-/** @param {string | number | null | undefined} time */
+/** @param {Date} at */
+function day(at) {
+  return `${at.getDate()} ${MONTHS[at.getMonth()]}`;
+}
+
+/** @param {number} number */
+function twoDigits(number) {
+  return String(number).padStart(2, "0");
+}
+
+/**
+ * Day, time and distance from UTC.
+ * @param {string | number | null | undefined} time
+ */
 export function exact(time) {
-  return time ? EXACT.format(new Date(time)) : "";
+  if (!time) return "";
+  const at = new Date(time);
+  const ahead = -at.getTimezoneOffset();
+  const [hours, minutes] = [Math.floor(Math.abs(ahead) / 60), Math.abs(ahead) % 60];
+  const zone = ahead ? `UTC${ahead > 0 ? "+" : "-"}${hours}${minutes ? `:${twoDigits(minutes)}` : ""}` : "UTC";
+  return `${day(at)} ${at.getFullYear()}, ${clock(time)} ${zone}`;
 }
 
 /** @param {string | number} time */
 export function clock(time) {
-  return SECONDS_CLOCK.format(new Date(time));
+  return `${minute(time)}:${twoDigits(new Date(time).getSeconds())}`;
 }
 
 /** @param {string | number} time */
 export function minute(time) {
-  return CLOCK.format(new Date(time));
+  const at = new Date(time);
+  return `${twoDigits(at.getHours())}:${twoDigits(at.getMinutes())}`;
 }
 
 /**
