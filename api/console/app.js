@@ -75,7 +75,7 @@ function Screen() {
 function Connection() {
   const { state, since } = connection.value;
   const words = { live: "live", polling: "polling", stale: `stale since ${clock(since)}`, connecting: "connecting" };
-  return html`<span class="connection ${state}" title=${state === "polling" ? "No stream gets through; the page asks every 5 seconds." : ""}>
+  return html`<span class="connection ${state}" title=${state === "polling" ? "No stream gets through; the page asks every few seconds." : ""}>
     <span class="shape" aria-hidden="true">${state === "live" ? "●" : state === "stale" ? "✕" : "◌"}</span>${words[state]}</span>`;
 }
 

@@ -1,11 +1,14 @@
-"""Pages that stay open: a long list, many tabs, a key that is revoked, an API that is killed. Counts only; `bench/console.py` has the times."""
+"""Pages that stay open: a long list, many tabs, no stream, a key that is revoked, an API that is killed. Counts only; `bench/console.py` has the times."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
+from collections import Counter
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -16,7 +19,7 @@ from tests.console.browser import Visitor, sign_in
 from tests.system.loop import Installation
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Route, StorageState
+    from playwright.sync_api import Page, Route, StorageState
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(480)]
 
@@ -26,6 +29,7 @@ READ_PAGES = 12
 NAME = "invoices"
 TABS = 8
 """More than a browser's six connections for a host."""
+CALLS_A_MINUTE = 12
 
 
 def test_long_list_draws_few_rows_and_asks_once_for_each_page(
@@ -84,6 +88,86 @@ def test_tabs_share_one_stream_and_another_takes_over(
         assert streams() == 2
         tabs[-1].wait_for_timeout(2_000)
         assert len(watch.requests) <= before + TABS, [request.url for request in watch.requests[before:]]
+
+
+def pass_time(page: Page, seconds: int) -> None:
+    """Let time pass for a page whose clock is paused; requests are answered between the seconds."""
+    for _ in range(seconds):
+        page.clock.run_for(1_000)
+        page.wait_for_timeout(50)
+
+
+@pytest.mark.parametrize("screen", ["jobs", "run", "playground"])
+def test_page_without_a_stream_makes_few_calls(
+    visitor: Visitor, state: StorageState, tuned: dict[str, Any], screen: str
+) -> None:
+    job = f"/v1/jobs/{tuned['id']}"
+    hash_ = {"jobs": "#/jobs", "run": f"#/runs/{tuned['id']}", "playground": "#/playground"}[screen]
+    polled = {"jobs": {"/v1/jobs", "/v1/jobs:count"}, "run": {job, f"{job}/metrics"}, "playground": {"/v1/models"}}
+    with visitor.visit(state, hash_="#/nowhere") as (page, watch):
+        page.locator(".connection.live").wait_for()
+        watch.is_offline = True
+        page.clock.install()
+        page.route("**/v1/events", lambda route: route.abort())
+        page.goto(f"{visitor.url}/{hash_}")
+        page.reload()
+        page.get_by_role("navigation", name="Screens").wait_for()
+        page.clock.pause_at(datetime.now(UTC) + timedelta(seconds=30))
+        pass_time(page, 30)
+        expect(page.locator(".connection")).to_have_text(re.compile("polling"))
+        before = len(watch.requests)
+        pass_time(page, 60)
+        asked = Counter(urlsplit(request.url).path for request in watch.requests[before:])
+        assert asked.total() <= CALLS_A_MINUTE, asked
+        assert asked["/v1/events"] <= 2, asked
+        assert set(asked) - {"/v1/events"} == polled[screen], asked
+
+
+def test_page_is_live_again_when_streams_get_through(
+    visitor: Visitor, state: StorageState, tuned: dict[str, Any]
+) -> None:
+    with visitor.visit(state, hash_="#/nowhere") as (page, watch):
+        page.locator(".connection.live").wait_for()
+        watch.is_offline = True
+        page.clock.install()
+        page.route("**/v1/events", lambda route: route.abort())
+        page.reload()
+        page.get_by_role("navigation", name="Screens").wait_for()
+        page.clock.pause_at(datetime.now(UTC) + timedelta(seconds=30))
+        pass_time(page, 30)
+        expect(page.locator(".connection")).to_have_text(re.compile("polling"))
+        page.unroute("**/v1/events")
+        pass_time(page, 60)
+        expect(page.locator(".connection")).to_have_text(re.compile("live"))
+
+
+@pytest.mark.parametrize("screen", ["jobs", "filtered jobs", "run", "zoomed run"])
+def test_first_requests_are_made_once(
+    visitor: Visitor, state: StorageState, tuned: dict[str, Any], screen: str
+) -> None:
+    job, run = f"/v1/jobs/{tuned['id']}", f"#/runs/{tuned['id']}"
+    lists, parts = {"/v1/jobs", "/v1/jobs:count"}, {job, f"{job}/metrics"}
+    hash_, early = {
+        "jobs": ("#/jobs", lists),
+        "filtered jobs": (f"#/jobs?state=succeeded&since=7&base={tuned['base_model']}", lists),
+        "run": (run, parts),
+        "zoomed run": (f"{run}?from=2&to=5", parts),
+    }[screen]
+    shown = "nav.tabs small" if early == lists else "section canvas"
+    with visitor.visit(state, hash_="#/nowhere") as (page, watch):
+        page.locator(".connection.live").wait_for()
+        page.clock.set_fixed_time(datetime.now(UTC))  # early answers would be too old on a slow machine
+        page.goto(f"{visitor.url}/{hash_}")
+        page.locator(shown).first.wait_for()
+        before = len(watch.requests)
+        page.reload()
+        page.locator(shown).first.wait_for()
+        page.locator(".connection.live").wait_for()
+        page.wait_for_timeout(500)
+        paths = Counter(request.url.removeprefix(visitor.url) for request in watch.requests[before:])
+        calls = {path: number for path, number in paths.items() if path.startswith("/v1/")}
+        assert set(calls.values()) == {1}, calls
+        assert {path.split("?")[0] for path in calls} == early | {"/v1/me", "/v1/events"}, calls
 
 
 def test_page_of_a_revoked_key_says_so_and_asks_nothing_more(

@@ -13,6 +13,9 @@ const PENDING = "mens.pending_sign_in";
 /** Who is signed in, as `GET /v1/me` answers; undefined before it has, null: nobody. */
 export const caller = signal(/** @type {any} */ (undefined));
 
+/** Requests of this tab besides streams: their number, and when the last one was answered, and the last one was not. */
+export const traffic = { calls: 0, answeredAt: 0, failedAt: 0 };
+
 /** Whether a sign-in that the page had is not known any more: the next screen says so. */
 export const hasEnded = signal(false);
 
@@ -70,7 +73,12 @@ export async function send(path, options = {}) {
  */
 export async function succeed(path, options) {
   const half = storedHalf(); // that the request carries
-  const response = await send(path, options);
+  traffic.calls += 1;
+  const response = await send(path, options).catch((error) => {
+    if (error instanceof ApiError) traffic.failedAt = Date.now();
+    throw error;
+  });
+  traffic[response.status < 500 ? "answeredAt" : "failedAt"] = Date.now();
   if (response.ok || response.status === 304) return response;
   let error = {};
   try {

@@ -6,11 +6,16 @@
  */
 import { signal } from "../vendor/signals.js";
 import { refresh } from "./cache.js";
-import { caller, endSignIn, send, storedHalf } from "./client.js";
+import { ApiError, caller, endSignIn, send, storedHalf, succeed, traffic } from "./client.js";
 
 const HIDDEN_AFTER = 30_000;
 const SILENT_AFTER = 40_000; // the API sends a comment every 15 s
-const POLL_EVERY = 5_000;
+/** A stream that a proxy holds back says nothing; ours begins with a comment. */
+const BEGINS_WITHIN = 20_000;
+/** A page without a stream pauses for so long for each of its calls: a poll that takes three of them is followed by three pauses. With tries of the stream they are at most 12 in a minute. */
+const CALL_EVERY = 6_000;
+/** At most between two tries of a stream, or two polls, while the API answers. */
+const TRY_EVERY = 60_000;
 const BATCH = 500;
 
 /** How the page learns of changes. `since`: when it last heard something. */
@@ -49,8 +54,8 @@ function deliver() {
   refresh((url) => {
     if (kinds.has("reset")) return true;
     const job = /^\/v1\/jobs\/([^/?]+)/.exec(url);
-    if (job) return ids.has(decodeURIComponent(job[1]));
-    return kinds.has("alias") && /^\/v1\/(models|adapters|aliases)/.test(url);
+    if (job) return kinds.has("poll") || ids.has(decodeURIComponent(job[1]));
+    return (kinds.has("alias") || kinds.has("poll")) && /^\/v1\/(models|adapters|aliases)/.test(url);
   });
 }
 
@@ -100,8 +105,10 @@ async function run(abort) {
   const channel = new BroadcastChannel(name);
   abort.addEventListener("abort", () => channel.close());
   let heard = Date.now();
+  let isLeading = false;
   channel.onmessage = ({ data }) => {
     heard = Date.now();
+    if (data.hello && isLeading) share({ state: connection.peek().state });
     if (data.state) show(data.state);
     if (data.change) collect(data.change);
   };
@@ -113,15 +120,17 @@ async function run(abort) {
     if (Date.now() - heard > SILENT_AFTER && connection.peek().state === "live") show("connecting");
   }, 5_000);
   abort.addEventListener("abort", () => clearInterval(watch));
-  const lead = () => readOrPoll(abort, (message) => {
-    heard = Date.now();
-    if (message.state) show(message.state);
-    if (message.change) collect(message.change);
-    share(message);
-  });
+  const lead = () => {
+    isLeading = true;
+    return readOrPoll(abort, (message) => {
+      heard = Date.now();
+      if (message.state) show(message.state);
+      if (message.change) collect(message.change);
+      share(message);
+    });
+  };
   if (!navigator.locks) return lead(); // plain HTTP at another machine
-  channel.postMessage({ hello: true });
-  show("live"); // until the leading tab says otherwise
+  channel.postMessage({ hello: true }); // the leading tab answers with its state
   try {
     await navigator.locks.request(name, { signal: abort }, lead);
   } catch (error) {
@@ -130,39 +139,60 @@ async function run(abort) {
 }
 
 /**
+ * Read the stream; while there is none, let the screen ask, and try again more and more rarely.
  * @param {AbortSignal} abort
  * @param {(message: {state?: any, change?: Change}) => void} tell
  */
 async function readOrPoll(abort, tell) {
-  let failures = 0;
   let cursor = "";
-  let polled = 0;
+  let tries = 0; // in a row that gave no stream although the API answers
+  let unanswered = 0;
+  let polled = { at: 0, calls: 0 };
+  const due = () => polled.at + Math.min(CALL_EVERY * Math.max(traffic.calls - polled.calls, 1), TRY_EVERY);
   while (!abort.aborted) {
     try {
       cursor = await readStream(abort, cursor, (message) => {
-        failures = 0;
+        tries = 0;
         tell(message);
       });
     } catch (error) {
       if (abort.aborted) return;
     }
     if (abort.aborted || !caller.peek()) return;
-    failures += 1;
-    const isThere = await poll(abort);
-    polled = isThere ? 0 : polled + 1;
-    tell({ state: polled >= 3 ? "stale" : isThere && failures >= 3 ? "polling" : "connecting" });
-    if (isThere) tell({ change: { event: "poll", data: {} } });
-    if (!isThere) refresh(); // so that a screen shows what the API answers
-    await pause(Math.min(500 * 2 ** failures, POLL_EVERY), abort);
+    tries += 1;
+    const again = Date.now() + Math.min(500 * 3 ** tries, TRY_EVERY);
+    do {
+      const isThere = await isAnswering(polled.at, abort);
+      if (abort.aborted || !caller.peek()) return;
+      unanswered = isThere ? 0 : unanswered + 1;
+      tell({ state: unanswered >= 3 ? "stale" : !unanswered && tries >= 3 ? "polling" : "connecting" });
+      if (unanswered) {
+        tries = 0; // so that the stream is there soon after the API
+        refresh(); // a screen shows what the API answers
+        await pause(Math.min(500 * 2 ** unanswered, CALL_EVERY), abort);
+        break;
+      }
+      if (Date.now() >= due()) {
+        polled = { at: Date.now(), calls: traffic.calls };
+        tell({ change: { event: "poll", data: {} } });
+      }
+      await pause(Math.min(again, due()) - Date.now(), abort);
+    } while (Date.now() < again);
   }
 }
 
-/** @param {AbortSignal} abort */
-async function poll(abort) {
+/**
+ * Whether the API answers: as requests since the last poll have shown, or else one made for that.
+ * @param {number} since
+ * @param {AbortSignal} abort
+ */
+async function isAnswering(since, abort) {
+  if (traffic.answeredAt > Math.max(since, traffic.failedAt)) return true;
   try {
-    return (await send("/v1/me", { signal: abort })).status < 500;
-  } catch {
-    return false;
+    await succeed("/v1/me", { signal: abort });
+    return true;
+  } catch (error) {
+    return error instanceof ApiError && error.status > 0 && error.status < 500;
   }
 }
 
@@ -178,18 +208,17 @@ async function readStream(abort, cursor, tell) {
   const stopped = AbortSignal.any([abort, silent.signal]);
   addEventListener("offline", () => silent.abort(), { once: true, signal: stopped });
   const half = storedHalf();
-  const response = await send("/v1/events", { signal: stopped, headers: cursor ? { "Last-Event-ID": cursor } : {} });
+  let timer = setTimeout(() => silent.abort(), BEGINS_WITHIN);
+  const response = await send("/v1/events", { signal: stopped, headers: cursor ? { "Last-Event-ID": cursor } : {} }).finally(() => clearTimeout(timer));
   if (!response.ok || !response.body) {
     if (response.status === 401) endSignIn(half);
     throw new Error(`The stream has status ${response.status}.`);
   }
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
-  tell({ state: "live" });
-  for (;;) {
-    const timer = setTimeout(() => silent.abort(), SILENT_AFTER);
-    const { done, value } = await reader.read();
-    clearTimeout(timer);
+  for (let within = BEGINS_WITHIN; ; within = SILENT_AFTER) {
+    timer = setTimeout(() => silent.abort(), within);
+    const { done, value } = await reader.read().finally(() => clearTimeout(timer));
     if (done) return cursor;
     tell({ state: "live" });
     text += value;

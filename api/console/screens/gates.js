@@ -4,7 +4,6 @@ import { address, to } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
 import { ApiError, call, caller, missingRole, succeed } from "../lib/client.js";
 import { counted, exact, model, percent, plain, short, tail, whole } from "../lib/format.js";
-import { onChanges } from "../lib/stream.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { Badge, Empty, Failure, Loading, Stale, Time } from "../parts/state.js";
@@ -44,7 +43,6 @@ function Targets({ targets, shadow }) {
 
 function Aliases() {
   const { data, error, at, failures, reload } = useObject("/v1/aliases");
-  useEffect(() => onChanges((changes) => void (changes.some(({ event }) => ["alias", "poll", "reset"].includes(event)) && reload())), []);
   if (!data) return error ? h(Failure, { error, retry: reload }) : h(Loading, {});
   if (!data.data.length) return h(Empty, { title: "No aliases yet", children: html`<p>An alias is a name that keeps answering while the adapter behind it changes. A run makes one with its result:</p><pre tabindex="0" aria-label="command">mens train my.jsonl --alias helper</pre>` });
   return html`${h(Stale, { at, failures })}<div class="list ${failures >= 3 ? "old" : ""}" tabindex="0" role="group" aria-label="Aliases"><table><thead><tr>${["Alias", "Points to", "Governed by", "Moved"].map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr></thead>
@@ -113,7 +111,6 @@ function OneAlias({ name }) {
   const models = useObject("/v1/models");
   const [asked, setAsked] = useState(/** @type {{verb: "move" | "rollback" | "judge", version?: number} | null} */ (null));
   const reload = () => (alias.reload(), history.reload());
-  useEffect(() => onChanges((changes) => void (changes.some(({ event, data }) => ["poll", "reset"].includes(event) || (event === "alias" && data.name === name)) && reload())), [name]);
   const missing = missingRole("trainer");
   const isDeleted = alias.error?.status === 404 && history.data?.data.length > 0;
   if (!alias.data && !isDeleted) return alias.error ? h(Failure, { error: alias.error, retry: alias.reload, what: alias.error.status === 404 ? "Alias not found." : undefined }) : h(Loading, {});

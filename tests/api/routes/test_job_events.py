@@ -237,6 +237,12 @@ def test_one_stream_has_the_changes_of_all_jobs(installation: Installation) -> N
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "Last-Event-ID")
 
 
+def test_stream_of_changes_begins_at_once(installation: Installation) -> None:
+    """By its first bytes a client knows that no proxy holds it back."""
+    with installation.client.stream("GET", "/v1/events", params={"types": "alias"}) as response:
+        assert next(response.iter_text()).startswith(":")
+
+
 def test_streams_of_changes_whose_clients_went_make_room_for_others(installation: Installation) -> None:
     with ExitStack() as stack:
         for _ in range(LIMIT):
