@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from shared.datasets.row_validation import decode_line
-from shared.datasets.rows import Labels, Message, Record, RowError
+from shared.datasets.rows import Labels, Record, RowError
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_json
 
@@ -89,11 +89,13 @@ def row_id(row: Mapping[str, Any]) -> str:
 
 def record_id(record: Record) -> str:
     """Return the id of a parsed row."""
-    messages = record.conversation()
-    if not record.tools and (plain := _plain_turns(messages)) is not None:
+    if not record.tools and (plain := _plain_turns(record)) is not None:
         # The same bytes as canonical JSON, in a third of its time: there are only strings.
         return sha256(_encode_plain(_PlainChat(plain))).hexdigest()[:ID_DIGITS]
-    turns = [{name: value for name in _TURN_FIELDS if (value := getattr(turn, name)) is not None} for turn in messages]
+    turns = [
+        {name: value for name in _TURN_FIELDS if (value := getattr(turn, name)) is not None}
+        for turn in record.conversation()
+    ]
     return content_id({"messages": turns, "tools": record.tools or []})
 
 
@@ -112,9 +114,14 @@ class _PlainChat(msgspec.Struct, gc=False):
 _encode_plain = msgspec.json.Encoder().encode
 
 
-def _plain_turns(messages: list[Message]) -> list[_PlainTurn] | None:
+def _plain_turns(record: Record) -> list[_PlainTurn] | None:
+    """Return the turns of a row if they have nothing but texts."""
+    if not (record.messages or record.turns or record.system):
+        prompt, answer = record.pair()
+        if prompt is not None and answer is not None:
+            return [_PlainTurn(prompt, "user"), _PlainTurn(answer, "assistant")]
     plain = []
-    for turn in messages:
+    for turn in record.conversation():
         more = turn.tool_calls or turn.reasoning_content or turn.name is not None or turn.tool_call_id is not None
         if more or turn.content is None:
             return None

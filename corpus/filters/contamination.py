@@ -195,7 +195,7 @@ class EvalIndex:
     def _find(self, hashes: Hashes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where items have a run, and the place of each such run in the index."""
         # Nearly no run of a text is an item's. The table says so in a tenth of the time of a search.
-        possible = np.flatnonzero(self._heads[hashes >> _head_shift(self._heads)])
+        possible = np.flatnonzero(self._heads.take((hashes >> _head_shift(self._heads)).view(np.int64)))
         if not len(self._grams):
             return possible, possible
         at = np.minimum(np.searchsorted(self._grams, hashes[possible]), len(self._grams) - 1)
