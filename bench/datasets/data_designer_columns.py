@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import data_designer.config as designs
-from data_designer.interface import DataDesigner
+import data_designer.config as designs  # type: ignore[import-not-found]
+from data_designer.interface import DataDesigner  # type: ignore[import-not-found]
 
 from bench.datasets.data_variants import print_measured
 
