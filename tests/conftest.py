@@ -42,14 +42,20 @@ MODULE_MARKS = re.compile(r"^pytestmark = (?:\[[^\]]*\]|.*)", re.MULTILINE)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hold the capability matrix to the tests that it names, print at the end what was skipped, and end servers with their folder."""
+    """Hold the capability matrix to the tests that it names, print what fails at once and what was skipped at the end, end
+    servers with their folder, and limit the time of long tests.
+    """
+    from tests.support.failures import Failures
     from tests.support.proofs import Proofs
-    from tests.support.scheduling import SharedServers
+    from tests.support.scheduling import SharedServers, TimeLimit
     from tests.support.skips import Skips
 
     config.pluginmanager.register(Proofs(), "proofs")
     config.pluginmanager.register(Skips(), "skips")
     config.pluginmanager.register(SharedServers(), "shared servers")
+    config.pluginmanager.register(TimeLimit.from_environment(), "time limit")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Failures(config), "failures")
     # Now, because it is remembered: later, tests have put packages of their own on this process's path.
     from worker.training.lineage import environment_digest
 

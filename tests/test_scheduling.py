@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support.scheduling import LONGEST, TOGETHER, SharedServers, rank, unit_of
+from tests.support.scheduling import LAST, LONGEST, TOGETHER, SharedServers, TimeLimit, rank, unit_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_what_is_named_exists() -> None:
-    assert [path for path in (*TOGETHER, *LONGEST) if not (ROOT / path).exists()] == []
+    assert [path for path in (*TOGETHER, *LONGEST, *LAST) if not (ROOT / path).exists()] == []
 
 
 def test_files_that_share_servers_are_one_unit() -> None:
@@ -24,7 +24,9 @@ def test_files_that_share_servers_are_one_unit() -> None:
 
 
 def test_longest_units_come_first() -> None:
-    paths = ["tests/api/test_server.py", "tests/vllm/test_unload.py", "tests/system/test_demo.py"]
+    paths = [
+        "tests/system/test_hostile.py", "tests/api/test_server.py", "tests/vllm/test_unload.py", "tests/system/test_demo.py",
+    ]  # fmt: skip
     assert sorted(paths, key=rank) == paths[::-1]
 
 
@@ -44,6 +46,21 @@ def test_servers_of_a_folder_end_before_the_first_test_outside_it() -> None:
         "1 of tests/system", "0 of tests/system", "tests/vllm/test_unload.py::test_a",
         "3 of tests/vllm", "tests/test_docs.py::test_b",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("minutes", "seconds", "is_long", "runs"),
+    [(1, 59, True, True), (1, 61, True, False), (1, 61, False, True), (None, 1e9, True, True)],
+)
+def test_no_long_test_begins_after_the_limit(minutes: int | None, seconds: float, *, is_long: bool, runs: bool) -> None:
+    now = iter([0.0, seconds])
+    limit = TimeLimit(minutes, lambda: next(now))
+    item = cast("pytest.Item", SimpleNamespace(get_closest_marker=lambda name: name == "long" and is_long))
+    if runs:
+        limit.pytest_runtest_setup(item)
+    else:
+        with pytest.raises(pytest.skip.Exception, match="MENS_TEST_MINUTES leaves no time"):
+            limit.pytest_runtest_setup(item)
 
 
 def fixture(name: str, folder: str, events: list[str]) -> Any:

@@ -64,7 +64,7 @@ an installation, beside the one that is there."""
 LONG = {
     "bench.console": ("W1 W2 W3 W4 W5 W6 W7 W8 W9", "mens|mlflow|tensorboard|blank"),
 }
-"""Two peers' servers take a minute to start."""
+"""Two peers' servers take a minute to start: `make long` has it, CI does not."""
 REAL = {
     "bench.train --base smollm2": ("C1-real C1-real-trl C1-real-memory", "mens|hf|trl"),
     "bench.train --base smollm2 --quant nf4": (
@@ -95,7 +95,7 @@ def servers() -> Iterator[Iterator[subprocess.Popen[bytes]]]:
     "command",
     [
         *RUNS,
-        *(pytest.param(command, marks=pytest.mark.long) for command in LONG),
+        *(pytest.param(command, marks=[pytest.mark.long, pytest.mark.experiment]) for command in LONG),
         *(pytest.param(command, marks=pytest.mark.experiment) for command in REAL),
     ],
 )

@@ -1,10 +1,12 @@
-"""Which process of a parallel run gets which tests: those that share slow servers go to one, and the longest go first. The
-servers end with the last test that shares them.
+"""Which process of a parallel run gets which tests, and when: those that share slow servers go to one process and first,
+those with servers or a real model of their own last. The servers end with the last test that shares them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -28,11 +30,13 @@ LONGEST = (
     "tests/bench/test_smoke.py",
     "tests/vllm/",
     "tests/console/",
-    *ALONE,
     "tests/worker/training/test_several_processes.py",
-    "tests/worker/training/model/test_cpu_memory.py",
 )
 """In the order in which they are started. A long one that came last would leave the other process without work."""
+LAST = ("tests/worker/training/model/test_cpu_memory.py", *ALONE)
+"""Started after all other files, because most of their tests are long: a run whose time is up leaves these out."""
+MINUTES = "MENS_TEST_MINUTES"
+"""Variable: minutes after which a run begins no further long test. Without it, a run has all the time it needs."""
 
 
 def folder_of(path: str) -> str | None:
@@ -46,8 +50,10 @@ def unit_of(path: str) -> str:
 
 
 def rank(path: str) -> int:
-    """The place of a file's unit among the longest; all others come after them."""
+    """The place of a file's unit: the longest have the first places, all files that are not named share the next."""
     unit = unit_of(path)
+    if unit in LAST:
+        return len(LONGEST) + 1 + LAST.index(unit)
     return LONGEST.index(unit) if unit in LONGEST else len(LONGEST)
 
 
@@ -82,3 +88,28 @@ class SharedServers:
         self._running = [running for running in self._running if running[0] == next_folder]
         for _, fixturedef, request in reversed(ended):
             fixturedef.finish(request)
+
+
+class TimeLimit:
+    """Skips the long tests that a run has no time for, so that on a slow machine it still ends with all others; a plugin of pytest.
+
+    Args:
+        minutes: the time of the run; None does not limit it.
+        clock: seconds since any moment; the run begins now.
+    """
+
+    def __init__(self, minutes: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._end = None if minutes is None else clock() + 60 * minutes
+
+    @classmethod
+    def from_environment(cls) -> TimeLimit:
+        """The limit of `MINUTES`."""
+        minutes = os.environ.get(MINUTES)
+        return cls(float(minutes) if minutes else None)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Skip a long test after the end."""
+        if self._end is not None and self._clock() > self._end and item.get_closest_marker("long"):
+            pytest.skip("MENS_TEST_MINUTES leaves no time for this long test")

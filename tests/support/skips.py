@@ -26,6 +26,7 @@ REMEDIES = {
     r"MENS_TEST_CONTAINERS": "Docker with Compose, and MENS_TEST_CONTAINERS=1",
     r"MENS_TEST_KUBE_APISERVER": "tests/deploy/api_server/build.py, and MENS_TEST_KUBE_APISERVER",
     r"of x86-64|variables are MKL's|Linux's|needs Linux": "Linux on x86-64",
+    r"MENS_TEST_MINUTES": "more time: make long",
     r"SQLite explains its plan": "nothing: the test runs on PostgreSQL",
 }
 """Package or machine that lets a skipped test run, by a pattern of the reason; the first that matches counts."""
