@@ -1,5 +1,5 @@
-"""Fetches the catalogue's bases in the background, hub models and merged models, for an API that does not share a
-folder with the other tiers.
+"""Fetches the catalogue's bases (hub models and merged models) in the background, for an API that shares no folder with
+the other tiers.
 
 A job is checked against its base's config, tokenizer and tensor headers, so the API needs the files; a request never waits for a download.
 """
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 class BaseFetcher:
-    """One thread that fetches one base after the other.
+    """A thread that fetches the bases one after the other.
 
     Args:
         catalog: reads the current catalogue.
-        settings: give the locations of the catalogue and of this machine's folders.
+        settings: contain the locations of the catalogue and of this machine's folders.
     """
 
     def __init__(self, catalog: Callable[[], Catalog], settings: Settings) -> None:

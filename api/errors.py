@@ -101,7 +101,10 @@ def declared(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Return error responses for the OpenAPI document, with a body of the given shape."""
     return {
         "4XX": {"model": answer, "description": "Refused; docs/errors.md has the codes."},
-        "5XX": {"model": answer, "description": "Failed; docs/errors.md has the codes, and which are worth a retry."},
+        "5XX": {
+            "model": answer,
+            "description": "Failed; docs/errors.md has the codes, and says which are worth a retry.",
+        },
     }
 
 
@@ -244,11 +247,11 @@ def validation_error(error: RequestValidationError, remedy: str = "") -> Invalid
 
 
 def _meant(path: str, pydantic_errors: Sequence[Mapping[str, Any]], *, is_in_contract: bool) -> str | None:
-    """Return the field that an unknown one was most likely meant for; None if nothing resembles it.
+    """Return the field that was most likely meant by an unknown one; None if no field resembles it.
 
     Args:
         path: the unknown field's path.
-        pydantic_errors: the faults, its own first.
+        pydantic_errors: the faults, the unknown field's first.
         is_in_contract: whether the field is within the fine-tune contract.
     """
     block, _, inner = path.partition(".")

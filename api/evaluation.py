@@ -113,8 +113,8 @@ def submit_run(
 
 
 def read_content(services: Services, plan: EvaluationPlan) -> list[SourceItem] | None:
-    """Return the rows that were sent in a run's request; None if the request named a file, or the rows were deleted
-    since.
+    """Return the rows that were sent in a run's request; None if the request named a file, or if the rows have been
+    deleted.
     """
     if not plan.items.inline:
         return None

@@ -14,7 +14,7 @@ bench.corpus``.
 - K8: ``mens generate-data`` with a column that a model answers, compared with a bare client that sends the same
   requests with the same concurrency and writes nothing; by wall time, through the API to a fake replica that answers
   after a set time.
-- K9: ``mens corpus build`` of a recipe of which nothing has changed.
+- K9: ``mens corpus build`` of a recipe whose inputs have not changed.
 
 Variants run in turns, each in a separate process whose start and imports are not counted. The peer is installed in
 ``.cache/bench-venv``, made on the first run; Data Designer in an environment of its own.

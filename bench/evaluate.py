@@ -138,7 +138,7 @@ def measure_runs(options: argparse.Namespace) -> dict[str, list[float]]:
         runs = Evaluations(made, Path(folder), options.concurrency)
         runs.client(options.warm_up)
         for number in range(options.rounds):
-            # After-effects of the first fall on another one each time.
+            # The order alternates, so that after-effects of the first variant hit a different one each time.
             for name in list(seconds)[:: 1 if number % 2 else -1]:
                 seconds[name].append(getattr(runs, name)(options.items))
     return seconds

@@ -7,9 +7,9 @@ A whole installation and a plain vLLM with the same engine options run side by s
 SmolLM2-135M-Instruct. With ``--running``, the installation is a running one that the environment names. Variants take
 turns, each with an adapter that neither server has seen:
 
-    direct POST /v1/load_lora_adapter, then a request, at the plain vLLM gateway the job's last transaction, then a
-    request for the new model at the API; no replica has seen the adapter certified the same with an adapter that the
-    replica was asked to verify before, as the worker does before a job may succeed
+    direct     POST /v1/load_lora_adapter, then a request, at the plain vLLM
+    gateway    the job's last transaction, then a request for the new model at the API; no replica has seen the adapter
+    certified  the same with an adapter that the replica has verified before, as the worker requests before a job succeeds
 
 Each request is streamed; what counts is the time to the first token, for ``gateway`` from the moment of the commit.
 Meanwhile, other adapters are requested at both servers, and each of these responses must arrive complete. There are
@@ -136,7 +136,7 @@ class Bench:
         for number in range(adapters + warm_up):
             if number == warm_up:
                 self.times.clear()
-            # Another variant begins each time, so that after-effects of one are spread over all of them.
+            # A different variant begins each time, so that after-effects are spread over all of them.
             for at in range(len(variants)):
                 await self._connect()
                 await variants[(at + number) % len(variants)](f"new-{number}-{at}")

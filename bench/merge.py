@@ -4,9 +4,9 @@ Makes a Qwen3 (or, with ``--family``, a Llama with a tied head) of random bfloat
 adapter of rank 16 on every linear layer except the head. Then the product's engine and peft merge them in turns (A B C
 A B C …), each in a separate process; imports do not count.
 
-    mens the engine: tensor by tensor, float64 sums, the base's dtype peft-f32 the base in float32, merge_and_unload,
-    stored in bfloat16: the result that the product's is compared with peft-bf16 the same in bfloat16, as in many
-    scripts: less memory, but every step is rounded
+    mens       the product's engine: tensor by tensor, float64 sums, the base's dtype
+    peft-f32   the base in float32, merge_and_unload, stored in bfloat16: the reference for the product's result
+    peft-bf16  the same in bfloat16, as in many scripts: less memory, but every step is rounded
 
 The goal: 1.5 times the speed of the faster peft variant, values within one rounding of peft-f32's, and no more memory
 than two of the largest tensors plus 128 MB. The comparison that follows each merge (its fidelity) is measured too: it

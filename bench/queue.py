@@ -215,7 +215,7 @@ def measure_polls(folder: Path, broker_url: str, options: argparse.Namespace) ->
                 poller.poll()
     for name, poller in pollers.items():
         p50, p99 = (percentile(poller.milliseconds, share) for share in (0.5, 0.99))
-        print(f"{name:<12} {p50:8.2f} {p99:8.2f}  ms a poll, p50 and p99")
+        print(f"{name:<12} {p50:8.2f} {p99:8.2f}  ms per poll, p50 and p99")
     alone, queued = (percentile(poller.milliseconds, 0.99) for poller in pollers.values())
     ratio = queued / alone
     return print_goal(

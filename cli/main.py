@@ -130,7 +130,7 @@ PLACES = (
     CommandPlace(
         "eval",
         "evaluation.evals:app",
-        "Evaluations: is a model good enough, and not worse than another? Your own rows and graders, benchmark suites.",
+        "Evaluations: test whether a model is good enough and not worse than another, by your own rows and graders or by benchmarks.",
     ),
     CommandPlace(
         "scorecard",

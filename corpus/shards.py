@@ -2,7 +2,7 @@
 
     pairs/part-00000.jsonl              one row or unit per line
     pairs/part-00000.sources.jsonl      the provenance of each row, where the stage has one
-    pairs/index.json                    stage, key, and of each file name, SHA-256, rows, bytes
+    pairs/index.json                    stage, key, and the name, SHA-256, rows and bytes of each file
 
 The index is removed first and written last, so a folder with an index is complete. Every file is written as
 ``.partial``, flushed and renamed: after a kill, a file is either complete or does not exist.
@@ -179,7 +179,7 @@ def files_together(paths: Sequence[Path], obsolete: Sequence[Path] = ()) -> Iter
     with ExitStack() as stack:
         files = [stack.enter_context(PartialFile(path)) for path in paths]
         yield files
-        # What can fail for want of space comes first: until then the earlier files stay.
+        # The steps that can fail for lack of space come first: until then the earlier files stay.
         for file in files:
             file.seal()
         with disk_errors():

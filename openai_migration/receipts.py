@@ -17,7 +17,7 @@ from shared.statistics.paired import Status
 
 GATE = "gate"
 LARGE_MARGIN = 0.1
-"""A gate that allows a larger loss can hardly be called passed."""
+"""A gate that allows a larger loss proves little when it passes."""
 
 
 class MigrationGate(msgspec.Struct, frozen=True):

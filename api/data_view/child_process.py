@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def base_files(base: Path) -> list[Path]:
-    """Return a base's folder, and its small files where they really are: in the hub's cache they are links."""
+    """Return a base's folder, and the real paths of its small files, which are links in the hub's cache."""
     return [base, *(file.resolve() for pattern in ("*.json", "*.jinja") for file in base.glob(pattern))]
 
 
@@ -102,7 +102,7 @@ def serve(
         except MensError as error:
             _write(answers, {"error": wire(error)})
         except (MemoryError, RecursionError):
-            too_much = InvalidRequest(Code.TEMPLATE_UNSUPPORTED, "A row needs too much memory to be written.")
+            too_much = InvalidRequest(Code.TEMPLATE_UNSUPPORTED, "Rendering a row takes too much memory.")
             _write(answers, {"error": wire(too_much)})
 
 

@@ -36,8 +36,8 @@ class DataSource:
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """Identity of the source: a file that was fetched again counts as another file, which a confined process cannot
-        open.
+        """Identity of the source: a file that was fetched again counts as a different file, which a confined process
+        cannot open.
         """
         return str(self.path), self.path.stat().st_ino, str(self.base)
 
@@ -81,11 +81,11 @@ class _Child:
         return child
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the answer to a request. After an error that the process itself did not answer, the process has ended.
+        """Return the answer to a request. If the process did not report the error itself, it has ended.
 
         Raises:
-            MensError: the error that the process answers.
-            InvalidRequest: ``DATA_VIEW_FAILED``: a row needs more than it may.
+            MensError: the error that the process reports.
+            InvalidRequest: ``DATA_VIEW_FAILED``: a row exceeds a limit.
         """
         self.process.send(json.dumps(request).encode() + b"\n")
         return self.read(seconds)
@@ -125,7 +125,7 @@ class FileReaders:
         return answer
 
     def report(self, source: DataSource, report_request: dict[str, Any]) -> Any:
-        """Return a report (`ReportMade`), made by a process of its own."""
+        """Return a report (`ReportMade`), made by a separate process."""
         child = _Child.start(source)
         try:
             return child.ask({"report": report_request}, REPORT_SECONDS)["report"]

@@ -107,8 +107,8 @@ class RowReader:
         return self._tokenised(row, chats, length) if self._tokenizer and length else row
 
     def _tokenised(self, row: DataRow, chats: tuple[TrainingRow, ...], length: int) -> DataRow:
-        """Return the row with the tokens of its answer, or of both answers of a pair, from which the same beginning is
-        cut.
+        """Return the row with the tokens of its answer, or of both answers of a pair; the same beginning is cut from
+        both.
         """
         assert self._tokenizer
         tokenizer, counts = self._tokenizer, SupervisionCounts(length, last_k=0)

@@ -48,7 +48,7 @@ class DataRow(BaseModel):
 
     line: int
     bytes: int
-    text: str = Field(description="The line as it is; bytes that are not UTF-8 are replaced.")
+    text: str = Field(description="The line, unchanged except that bytes that are not UTF-8 are replaced.")
     text_is_cut: bool = Field(description="The line is longer than its `text`.")
     error: LineProblem | None = Field(description="Fault of a line that is not a row.")
     trainable: bool = Field(description="True if it can be trained on; without `base_model`, if it is a row.")
@@ -116,7 +116,7 @@ class DataFileReport(ReportMade):
     seq_len: int | None = Field(description="Length at which rows are truncated, in tokens; null without `base_model`.")
     data: FileReport = Field(description="Lines, bad lines, lengths, duplicates: as `mens data check` finds them.")
     supervision: SupervisionReport | None = Field(
-        description="Tokens that the base would be trained on; of a large file in a sample. Null without `base_model`."
+        description="Tokens that the base would be trained on; for a large file, in a sample of it. Null without `base_model`."
     )
     refusal: JobRefusal | None = Field(
         description="Why a job with the defaults would be refused; null if it would not."

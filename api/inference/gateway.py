@@ -44,7 +44,8 @@ from shared.errors import Code, InvalidRequest, NotFound, TooLarge, TooMany
 from shared.observability.log_context import add_log_ids
 
 MAX_EXPLAINED_BYTES = 1 << 20
-"""Largest invalid JSON body that is parsed again to find its field: parsing a larger one would block other callers."""
+"""Largest invalid JSON body that is parsed again to find the invalid field: parsing a larger one would block other
+callers."""
 LIMIT_HEADERS = "mens_limit_headers"
 """Name in a request's state of the headers with its key's limits, once the request is counted."""
 REQUEST_ID = "mens_request_id"
@@ -321,7 +322,7 @@ async def choose_model(
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``, ``MODEL_UNCERTIFIED``.
-        InvalidRequest: ``REQUEST_INVALID``: no name.
+        InvalidRequest: ``REQUEST_INVALID``: it is not a name.
     """
     model = body.get("model")
     if not isinstance(model, str) or not model:

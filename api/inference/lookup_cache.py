@@ -306,8 +306,8 @@ class LookupCache:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _shared_acceptance(self, cached: CacheGeneration, digest: bytes, secret: Secret) -> AcceptedSecret:
-        """Look a secret up, once for all callers at the same time; when the cache has been emptied, every open stream is
-        one.
+        """Look a secret up once for all concurrent callers; when the cache has been emptied, each open stream is such a
+        caller.
         """
 
         def forget(lookup: asyncio.Future[AcceptedSecret]) -> None:
@@ -365,8 +365,8 @@ class LookupCache:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _write_use(self) -> None:
-        """Write when keys and sign-ins were last used: keys for people to read, sign-ins because idle
-        ones end. Entries that cannot be written now are written the next time.
+        """Write when keys and sign-ins were last used: people read it of keys, and idle sign-ins end. Entries that
+        cannot be written now are written the next time.
         """
         self._use_written_at = time.monotonic()
         used, self._used = self._used, {}

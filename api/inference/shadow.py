@@ -1,4 +1,5 @@
-"""Shadow traffic: copies of requests to an adapter that is only observed, without affecting the caller's response.
+"""Shadow traffic: copies of requests, sent to an adapter that is only observed, without affecting the caller's
+response.
 
 A copy is sent once the caller has the whole response. Its response is counted and discarded; if the alias's shadow
 names an eval, it is first judged against the caller's (`api/shadow_judge.py`). Only a few copies run at once: a copy
@@ -32,7 +33,7 @@ class Judge(Protocol):
         """Return whether a pair is known to be decided, so that nothing more is copied for it."""
 
     async def judge(self, copy: JudgedCopy, answer: bytes | None) -> None:
-        """Judge and count one copy; ``answer`` is the shadow's, None if it gave none."""
+        """Judge and count one copy; ``answer`` is the shadow's; None if it did not answer."""
 
     async def close(self) -> None:
         """Store the counts that are not stored yet."""

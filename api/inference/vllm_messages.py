@@ -256,7 +256,7 @@ def _path_in_request(path: tuple[str, ...], body: dict[str, Any]) -> list[str]:
         for number, message in enumerate(messages if isinstance(messages, list) else ())
         if isinstance(message, dict) and isinstance(message.get(name), list) and index < len(message[name])
     }
-    # vLLM stops at the first element that is not whole. A whole one has the field that its type names, as
+    # vLLM stops at the first incomplete element. A complete one has the field that its type names, as
     # {"type": "text", "text": …} has.
     broken = [
         number

@@ -36,19 +36,19 @@ DETAILS_OF = {
 
 
 class ValidateGrader(ClosedObject):
-    """Request for a grader to be looked at."""
+    """Request to validate a grader."""
 
     grader: Grader
 
 
 class ValidatedGrader(BaseModel):
-    """A grader as it was understood."""
+    """A grader in the normalised form."""
 
     grader: dict[str, Any]
 
 
 class RunGrader(ClosedObject):
-    """Request for a grader to be run on one answer."""
+    """Request to run a grader on one answer."""
 
     grader: Grader
     model_sample: str = Field(description="The answer: `sample.output_text`, and `sample.output_json` when it is JSON.")

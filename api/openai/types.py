@@ -51,7 +51,7 @@ class Supervised(ClosedObject):
 
 
 class PreferenceHyperparameters(Hyperparameters):
-    """Those of preference tuning (DPO)."""
+    """Hyperparameters of preference tuning (DPO)."""
 
     beta: Auto | Annotated[StrictFloat, Field(gt=0, le=2)] = "auto"
 
@@ -76,7 +76,7 @@ class TrainingMethod(ClosedObject):
 
     @property
     def hyperparameters(self) -> Hyperparameters:
-        """Those of its own block; ``auto`` where they are left out."""
+        """Hyperparameters of the method's own block; ``auto`` where they are left out."""
         if self.type == "dpo":
             return (self.dpo or Preference()).hyperparameters
         return (self.supervised or Supervised()).hyperparameters
@@ -102,7 +102,7 @@ class ContractOverrides(ClosedObject):
 
 
 class MensBlock(ContractOverrides, QueueTerms):
-    """Ours in OpenAI's request: sections of the contract, and the job's priority and limits."""
+    """Mens's block in OpenAI's request: sections of the contract, and the job's priority and limits."""
 
     def sections(self) -> dict[str, Any]:
         """Return the sections of the contract that were sent."""
@@ -137,7 +137,7 @@ class CreateFineTuningJob(ClosedObject):
 
     @property
     def requested(self) -> Hyperparameters:
-        """The hyperparameters that were sent, in whichever of their places."""
+        """The hyperparameters that were sent, in either of the two places."""
         return self.method.hyperparameters if self.method else self.hyperparameters or Hyperparameters()
 
     @property

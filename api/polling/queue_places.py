@@ -64,8 +64,8 @@ class EstimateError(BaseModel):
 class QueuePlace(BaseModel):
     """Place of a queued job."""
 
-    position: int = Field(description="1 is claimed next, of all tenants' jobs.")
-    reason: Reason = Field(description="Why it comes after the job before it, or is not claimed.")
+    position: int = Field(description="1: claimed next, among the jobs of all tenants.")
+    reason: Reason = Field(description="Reason why it comes after the previous job, or is not claimed.")
     explanation: str
     estimated_start: datetime | None = Field(
         description="Expected start time; null: unknown, e.g. because the duration of an earlier job is unknown."

@@ -109,7 +109,7 @@ class Readiness:
         Args:
             until: when the answer is due, as in :meth:`check`.
         """
-        # Too late: the machines as they were last read are the answer.
+        # Too late: answer with the machines as they were last read.
         with suppress(TimeoutError):
             async with asyncio.timeout_at(min(until, asyncio.get_running_loop().time() + WORKERS_SECONDS)):
                 self._last_machines = await self._machines.result()

@@ -107,7 +107,9 @@ def create_run(
 def list_runs(
     eval_id: Id, request: Request, view: TenantViewDep, page: ListingDep, status: RunStatus | None = None
 ) -> EvalRunPage:
-    """Runs of an eval, the oldest first by default. Rows that came with a run stand there as the file that was made of them."""
+    """Runs of an eval, the oldest first by default. For rows that were sent with a run, the list shows the file that
+    was made of them.
+    """
     view.evals.get(eval_id)
     states = None if status is None else [state for state, name in STATUS_OF.items() if name == status]
     runs = view.eval_runs.list(

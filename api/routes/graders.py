@@ -51,7 +51,9 @@ async def validate_grader(body: ValidateGrader, services: ServicesDep, caller: C
 
 @router.post("/run")
 async def run_grader(body: RunGrader, request: Request, services: ServicesDep, caller: CallerDep) -> GraderRun:
-    """Run a grader on one answer. One that fails at this answer gives 0 and its error; one that cannot be run here is refused."""
+    """Run a grader on one answer. If it fails on this answer, the result is 0 with its error; a grader that cannot run
+    here is refused.
+    """
     remote = services.remote_models
 
     def ask(question: dict[str, Any]) -> dict[str, Any]:

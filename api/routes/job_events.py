@@ -156,11 +156,12 @@ async def stream_changes(
 ) -> EventSourceResponse:
     """Changes of all that the caller sees, as server-sent events, from now on or after Last-Event-ID.
 
-    `event: job` carries the summary of a new or changed job, as `GET /v1/jobs?view=summary` has it; `event: progress` the
-    progress of a job that has not changed otherwise, at most every two seconds, and of the events that are sent together
-    only the last with an `id`; `event: alias` an alias that was moved, or deleted (`adapter_id` is null); `event: receipt`
-    a new receipt; `event: replica`, for operators, a replica whose state has changed for this process, `gone` if it was
-    removed; `event: reset` says that changes were missed, so that lists must be read again. `event: error` ends the stream of a key that was revoked meanwhile.
+    `event: job` carries the summary of a new or changed job, as `GET /v1/jobs?view=summary` has it; `event: progress`
+    the progress of a job that has not changed otherwise, at most every two seconds, where only the last of several
+    events sent together has an `id`; `event: alias` an alias that was moved, or deleted (`adapter_id` is null);
+    `event: receipt` a new receipt; `event: replica`, for operators, a replica whose state has changed for this process,
+    `gone` if it was removed; `event: reset` says that changes were missed, so that lists must be read again.
+    `event: error` ends the stream of a key that was revoked meanwhile.
     """
     selection = Wanted(
         tuple(visible_to(caller.tenant)), frozenset(kind or ()), frozenset(types or ()), is_operator=caller.is_operator

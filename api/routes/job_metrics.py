@@ -93,7 +93,7 @@ async def job_metrics(
     """Losses, learning rate, gradient norm, speed and memory of a run, also while it runs.
 
     The range is cut before it is thinned, so a smaller range shows more. With `Accept: text/csv` every step of the range is returned.
-    Runs of workers of an earlier release have none; their events have some of the losses.
+    Runs by workers of an earlier release have no series; their events contain some of the losses.
     """
     job, is_csv = await run_in_threadpool(view.job, job_id), CSV in accept
     identity = [job.id, job.version, series, from_step, to_step, points, is_csv]

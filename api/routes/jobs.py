@@ -168,7 +168,7 @@ CreateJob = Annotated[
 
 
 class PlanRequest(CreateFinetune):
-    """Request for a dry run of a fine-tune job: what `POST /v1/jobs` takes."""
+    """Request for a dry run of a fine-tune job: the same body as for `POST /v1/jobs`."""
 
 
 class PlanAnswer(BaseModel):
@@ -271,7 +271,7 @@ def capabilities(services: ServicesDep) -> CapabilityMatrix:
 
 @router.get("/workers")
 def list_workers(services: ServicesDep, caller: CallerDep) -> WholeList[WorkerMachine]:
-    """The machines of the workers that live, as they report them: what a job can be planned for.
+    """The machines of the live workers, as they report them: those that a job can be planned for.
 
     `fault`, `release` and the sizes of disks are for operators; for other callers they are null.
     """
@@ -287,7 +287,9 @@ def estimate_accuracy(view: TenantViewDep) -> WholeList[MemoryAccuracy]:
 
 @router.get("/jobs/{job_id}/preflight")
 def job_preflight(job_id: Id, view: TenantViewDep) -> dict[str, Any]:
-    """Return the preflight's results before the job trained: model, data, supervision, estimate, source of each field's value."""
+    """Return the results of the preflight before the training: model, data, supervision, estimate, source of each
+    field's value.
+    """
     return view.jobs.preflight(job_id)
 
 

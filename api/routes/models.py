@@ -52,11 +52,12 @@ AdapterFile = Literal[
 
 @router.get("/models", response_model=ModelList)
 async def list_models(services: ServicesDep, caller: CallerDep) -> Response:
-    """All models that ``model`` can name: bases; of the tenant and of `shared` adapters, checkpoints, aliases, foreign names.
+    """All models that ``model`` can name: bases; adapters, checkpoints, aliases and foreign names of the tenant and of
+    `shared`.
 
-    A merged model is among the bases once a replica that serves it was measured, and none failed. `mens.served` of a base says
-    whether a replica serves it now, `mens.serves_adapters` whether one serves adapters of it, as its twin does too; without
-    them that is not known.
+    A merged model is among the bases once a replica that serves it was measured, and none failed. `mens.served` of a
+    base says whether a replica serves it now, `mens.serves_adapters` whether one serves adapters of it, as its twin
+    does too; without these fields it is not known.
     """
     entries = await rendered_models(services, caller, _model_entry)
     return Response(b'{"object":"list","data":[%b]}' % entries, media_type="application/json")
@@ -110,8 +111,8 @@ def retrieve_model(model: Id, services: ServicesDep, caller: CallerDep) -> Model
 
 
 def _largest_sizes(services: Services, base: BaseModelEntry) -> dict[str, int]:
-    """Return the largest rank that is served and the base's positions, where they are known, so that clients name a limit before they
-    upload a file.
+    """Return the largest rank that is served and the base's positions, where they are known, so that clients can report
+    a limit before they upload a file.
     """
     sizes = {"max_lora_rank": services.replicas.max_lora_rank(base.digest)}
     with suppress(MensError, OSError, ValueError):  # the base's files may be missing on this machine

@@ -107,7 +107,7 @@ def delete_name(
 
 
 def _check_kind(caller: Caller, stands_for: StandsFor) -> None:
-    """Require an admin for a name of a base, since its target decides what new jobs train."""
+    """Require an admin for a name of a base, since its target decides which base new jobs train."""
     if stands_for.kind == "base":
         check_role(caller, Role.ADMIN)
 

@@ -35,7 +35,7 @@ def log_request(
     metrics.finished(FinishedRequest(path, scope["method"], status, scope["state"], seconds, first_byte))
     # A caller's input must stay on the request's line: the path as it was sent, the id quoted.
     client, sent_path = (scope.get("client") or ("-",))[0], scope.get("raw_path", b"").decode("latin-1")
-    # Fields of their own in JSON lines; the text has them already.
+    # JSON lines have separate fields for these values; a line of text already contains them.
     fields: dict[str, Any] = {"method": scope["method"], "route": path, "status": status, "seconds": round(seconds, 6)}
     if (code := scope["state"].get(ERROR_CODE)) is not None:
         fields["code"] = code

@@ -1,7 +1,7 @@
 """``mens migrate openai convert`` compared with ``mens data check``, on a file with images; run by ``python -m
 bench.data``.
 
-100,000 rows in OpenAI's form, of which 7 % have images. Converting a file checks and rewrites each of its lines; it
+100,000 rows in OpenAI's form; 7 % of them have images. Converting a file checks and rewrites each of its lines; it
 should take no longer than the report on the same file. The two take turns, each in a separate process.
 """
 

@@ -4,7 +4,7 @@ up.
 Every corpus has chats of lognormal length, 85 % English with a few accents, the rest German, French, Russian and Chinese.
 
 - ``plain``: long chats and two labels; nearly every byte is text.
-- ``short``: the same with 100 characters a chat, so that the cost of a row counts.
+- ``short``: the same with 100 characters per chat, so that the cost of a row counts.
 - ``export``: the chats of ``plain`` as chat systems export them (the shape of public sets such as LMSYS-Chat-1M, WildChat
   and OpenAssistant): ids, timestamps, model, client, and moderation scores for every message, all of which a training
   row ignores. A quarter of the bytes is text.

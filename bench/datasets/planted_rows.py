@@ -28,7 +28,7 @@ Digest = bytes
 
 @dataclass(slots=True)
 class PlantedPairs:
-    """Pairs of rows of which one must be left out, by the digest of their text."""
+    """Pairs of rows, one of which must be left out, by the digest of their text."""
 
     exact: list[Digest] = field(default_factory=list)
     near: list[tuple[Digest, Digest]] = field(default_factory=list)

@@ -62,7 +62,7 @@ class Validation:
         """
         with self._processes() as processes:
             speeds = {name: self._measure(processes, name) for name in corpora}
-        print(f"{self._rounds} rounds, {self._size / 1e6:.0f} MB a file; median (lowest-highest)")
+        print(f"{self._rounds} rounds, {self._size / 1e6:.0f} MB per file; median (lowest-highest)")
         for clock, unit in (("seconds", "MB/s"), ("cpu_seconds", "MB per CPU second")):
             print(f"\n{unit:<18}" + "".join(f"{name:>20}" for name in corpora))
             for variant in VARIANTS:
@@ -79,7 +79,7 @@ class Validation:
             lines = write_file(path, CORPORA[MEMORY_CORPUS], self._size)
             facts = self._run(processes, "check", path, lines)
             print(f"{path.stat().st_size / 1e6:.0f} MB in {facts['seconds']:.1f} s, {facts['rows']:.0f} rows")
-        print(f"peak RSS {facts['peak_bytes'] / 1e6:.1f} MB, of which reading {facts['grown_bytes'] / 1e6:.1f} MB")
+        print(f"peak RSS {facts['peak_bytes'] / 1e6:.1f} MB, including {facts['grown_bytes'] / 1e6:.1f} MB for reading")
         met = facts["peak_bytes"] <= MEMORY_LIMIT
         return print_goal("C3-memory", corpus=MEMORY_CORPUS, **facts, target=MEMORY_LIMIT, met=met, smoke=self._smoke)
 

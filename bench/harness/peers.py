@@ -97,9 +97,9 @@ def _is_installed(pin: str) -> bool:
 
 
 def _install() -> None:
-    """Recreate the environment. Raises
+    """Recreate the environment.
 
-    :
+    Raises:
         PeerMissing: the lock could not be installed.
     """
     print(f"installing the peers of locks/{LOCK.name} into {FOLDER}", file=sys.stderr)

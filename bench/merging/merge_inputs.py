@@ -1,7 +1,8 @@
 """A base and an adapter for ``python -m bench.merge``, made on the fly.
 
-python -m bench.merging.merge_inputs FOLDER FAMILY HIDDEN LAYERS VOCABULARY prints facts about the base as one line of
-JSON
+    python -m bench.merging.merge_inputs FOLDER FAMILY HIDDEN LAYERS VOCABULARY
+
+It prints facts about the base as one line of JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One variant of ``python -m bench.evaluate`` in a separate process; prints seconds.
 
-    python -m bench.serving.evaluate_variants evaluate JOB a worker that carries a run out, from claim to success python
-    -m bench.serving.evaluate_variants client PLAN CONCURRENCY the same requests and nothing else
+    python -m bench.serving.evaluate_variants evaluate JOB             a worker that executes a run, from claim to success
+    python -m bench.serving.evaluate_variants client PLAN CONCURRENCY  the same requests and nothing else
 
 Both call the API of ``MENS_API_URL``.
 """

@@ -22,7 +22,7 @@ SMALL_SEGMENT, LARGE_SEGMENT, OWN_SEGMENT = 2 * MIB, 20 * MIB, 10 * MIB
 
 
 class MemoryBlock(NamedTuple):
-    """Contiguous memory of a segment."""
+    """Contiguous memory in a segment."""
 
     size: int
     segment: int

@@ -1,8 +1,8 @@
 """One variant of ``bench/gpu.py`` in a separate process, or the probe of its device.
 
-python -m bench.training.gpu_variants probe DEVICE the device's peak rates, as JSON python -m bench.training.gpu_variants mens-VARIANT
-PLAN RUN_DIR the product's trainer with one thing changed python -m bench.training.gpu_variants unsloth RECIPE RUN_DIR Unsloth;
-prints its outcome as JSON
+python -m bench.training.gpu_variants probe DEVICE               print the device's peak rates, as JSON
+python -m bench.training.gpu_variants mens-VARIANT PLAN RUN_DIR  run the product's trainer with one thing changed
+python -m bench.training.gpu_variants unsloth RECIPE RUN_DIR     run Unsloth, and print its outcome as JSON
 """
 
 from __future__ import annotations

@@ -259,5 +259,5 @@ def step_and_checkpoint_ms(events: list[dict[str, Any]]) -> tuple[list[float], f
 
 
 def largest_relative_difference(ours: list[float], theirs: list[float]) -> float:
-    """Return the largest relative difference of two equally long lists."""
+    """Return the largest relative difference between two lists of equal length."""
     return max(abs(own / other - 1) for own, other in zip(ours, theirs, strict=True))

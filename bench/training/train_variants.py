@@ -220,7 +220,7 @@ def evaluate(recipe: Recipe, adapters: dict[str, str]) -> dict[str, float]:
     for name, folder in adapters.items():
         model = frozen_base(recipe)
         for module in model.modules():
-            # Otherwise bitsandbytes takes its inference layout in eval mode, which computes in bf16 (decision 0008).
+            # Otherwise bitsandbytes uses its inference layout in eval mode, which computes in bf16 (decision 0008).
             if isinstance(module, Linear4bit):
                 module.support_avx512bf16_for_cpu = False
         tuned = PeftModel.from_pretrained(model, folder).eval()

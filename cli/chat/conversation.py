@@ -44,7 +44,7 @@ class Conversation:
         model: name of the model, as requests name it.
         system: the system prompt.
         turns: messages so far; a question counts once it is answered.
-        adapter: the adapter that gave the last answer; None: a base did, or nothing yet.
+        adapter: the adapter that gave the last answer; None: the last answer is a base's, or no answer was given yet.
     """
 
     model: str
@@ -67,7 +67,7 @@ class Conversation:
         """Print a model's answer as it arrives, and keep both turns; end the command if the request fails.
 
         Args:
-            message: the user's.
+            message: the user's message.
             begun: called with this conversation when the answer begins and its adapter is known.
         """
         question = {"role": "user", "content": message}

@@ -19,7 +19,7 @@ from shared.model_card.self_evaluation import RowSource, SampleAnswer
 LONGEST_SYSTEM, LONGEST_MESSAGE = 200, 80
 """Largest number of characters of an argument that is written out in a command."""
 ANY_ERROR = range(400, 600)
-"""Statuses of responses without which a hint is left out: it must not hide the answer."""
+"""Response statuses at which a hint is left out, because a failed look-up must not hide the answer."""
 
 
 def describe_chat(job: Mapping[str, Any]) -> Iterator[str]:
@@ -67,7 +67,7 @@ def _trained_with(name: str) -> SampleAnswer | None:
 
 
 def _message(sample: SampleAnswer) -> str:
-    """Return the sample's own prompt as an argument where it is short and the row's only question."""
+    """Return the sample's own prompt as an argument if it is short and the row's only question."""
     alone = sample.turns == len(("system", "user")) and sample.role == "user"
     return shlex.quote(sample.prompt) if alone and _fits(sample.prompt, LONGEST_MESSAGE) else '"…"'
 

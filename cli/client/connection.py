@@ -126,8 +126,8 @@ def find(path: str, tenant: str | None = None, absent: Collection[int] = (httpx.
 
 
 def find_all(path: str, tenant: str | None = None, **query: Any) -> list[dict[str, Any]]:
-    """Return the items of a list: all of a list without pages, the first page of others. ``tenant`` is as in
-    :func:`call`.
+    """Return the items of a list: all items of a list without pages, otherwise those of the first page. ``tenant`` is
+    as in :func:`call`.
     """
     items: list[dict[str, Any]] = call("GET", path, tenant, params=query)["data"]
     return items

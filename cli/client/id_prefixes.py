@@ -1,4 +1,4 @@
-"""Shortened ids: a part that only one id has stands for this id. The API accepts only full ids.
+"""Shortened ids: any unique part of an id stands for the id. The API accepts only full ids.
 
 A part is the id's beginning or its end, ``ftjob-01m8`` or ``3fk2a8``, or both with ``…`` between them, as tables show it.
 """
@@ -26,7 +26,7 @@ LISTED_IDS = 10
 
 @dataclass(frozen=True)
 class RowIds:
-    """Ids of one kind of rows, and the list that has them, greatest id first.
+    """Ids of rows of one kind, and the list that contains them, with the greatest id first.
 
     Attributes:
         prefix: the prefix of all ids.
@@ -48,8 +48,8 @@ class RowIds:
         return len(self.prefix) + ULID_CHARS
 
     def resolve(self, text: str) -> str:
-        """Return the id that a part stands for; a part that no id has is returned unchanged. End the command if several
-        ids have it.
+        """Return the id that a part stands for; a part that matches no id is returned unchanged. End the command if
+        several ids match.
         """
         part = Part.of(text)
         if self._is_whole(text, part):
@@ -109,12 +109,12 @@ class Part:
 
     @classmethod
     def of(cls, text: str) -> Part:
-        """Return the part in a text, whose ``…`` or ``...`` marks an omission."""
+        """Parse a part from a string, in which ``…`` or ``...`` marks an omission."""
         start, omission, end = text.replace("...", LEFT_OUT).partition(LEFT_OUT)
         return cls(start, end, not omission)
 
     def fits(self, whole: str, prefix: str) -> bool:
-        """Return whether an id has this part, whose beginning is typed with its prefix or without."""
+        """Return whether an id has this part; its beginning may be typed with or without the id's prefix."""
         if self.end:
             return whole.startswith(self.start) and whole.endswith(self.end)
         return whole.startswith((self.start, prefix + self.start)) or whole.endswith(self.start)
@@ -127,7 +127,7 @@ def resolve_job_id(text: str) -> str:
 
 def resolve_adapter_id(text: str, least_digits: int = 0, tenant: str | None = None) -> str:
     """Return the adapter id for an id or a part of it: ``name@`` and digits of its digest, or six digits or more alone;
-    other names, and a part that no adapter has, are returned unchanged. End the command if several adapters have it.
+    other names, and a part that matches no adapter, are returned unchanged. End the command if several adapters match.
 
     Args:
         text: the user's input.

@@ -1,7 +1,7 @@
 """Remedies of API errors as commands: the command-line counterpart of a route or a header that the API names.
 
-A remedy is found by the error's code, and by code and field where one code has several. An error that is not listed here
-keeps the API's own remedy, in which routes become the commands that do the same.
+A remedy is found by the error's code, and by code and field if one code has several remedies. An error that is not
+listed here keeps the API's own remedy, in which routes become the commands that do the same.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ COMMANDS = {
 
 
 def our_code(error: dict[str, Any]) -> Any:
-    """Return the code of an API error in our vocabulary, the only one of an earlier release; None without a code."""
+    """Return the code of an API error in our vocabulary, or the only code that an earlier release sends; None without a
+    code.
+    """
     return error.get("mens", {}).get("code", error.get("code"))
 
 

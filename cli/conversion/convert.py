@@ -146,8 +146,8 @@ def _convert(
 def _consistent(
     outcome: RowOutcome, lines: list[bytes], number: int, earlier: dict[int, tuple[int, bool]]
 ) -> tuple[RowOutcome, list[bytes]]:
-    """Return a row's outcome and the lines to write, without answers that an earlier line rates otherwise, as where a
-    ranking of three answers was written as two pairs.
+    """Return a row's outcome and the lines to write, without answers that an earlier line rates differently, e.g.
+    because a ranking of three answers was written as two pairs.
 
     Args:
         number: number of the first of the lines in the output.
@@ -203,7 +203,7 @@ def _mapped(row: Row, columns: Mapping[str, str]) -> tuple[Row, list[str]]:
 
 
 def _outcome(row: Row, form: RowForm | None, rules: Rules, outcome: RowOutcome) -> RowOutcome:
-    """Return the rows, of the kind that the user asks for, that a row is converted to.
+    """Convert a row, and return the resulting rows of the kind that the user asks for.
 
     Raises:
         Dropped: the row is not converted.

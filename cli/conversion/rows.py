@@ -17,7 +17,7 @@ from shared.datasets.rows import RowError
 
 
 class _Dropped(Exception):
-    """A row that no rule can save."""
+    """A row that no rule can convert."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -1,7 +1,7 @@
 """Checks without an installation whether it accepts a JSON Schema as an answer's format; vLLM is not needed.
 
 The serving tier's grammar backend is xgrammar; vLLM refuses constructs that xgrammar would silently leave out.
-``_unsupported`` has vLLM 0.32's rules, and a test holds the two together.
+``_unsupported`` has vLLM 0.32's rules; a test compares the two.
 """
 
 from __future__ import annotations

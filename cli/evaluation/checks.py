@@ -21,7 +21,7 @@ HELP = (
     "exact, contains, icontains (the answer and the row's `expected`); regex=PATTERN; json; json_schema=FILE; "
     "compiles=LANGUAGE, anti_stub=LANGUAGE (python, json, sql, or a checker that is installed); "
     f"{', '.join(METRICS)}, each with =LEAST, e.g. rouge_l=0.5; judge=MODEL (a model compares answer and `expected`); "
-    "better=MODEL (with --against: a model says which of both answers is better)."
+    "better=MODEL (with --against: a model says which of the two answers is better)."
 )
 JUDGE = (
     "You judge an answer. Compare it with the reference: is it as correct and as complete? Differences of wording do not matter.\n\n"

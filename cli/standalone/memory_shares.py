@@ -28,8 +28,7 @@ BESIDE_WEIGHTS = 2 << 30
 ROUNDING = "fp8_per_channel"
 """Rounding of a base that would not fit a GPU otherwise."""
 LINEAR_BYTES = {"mxfp8": 1 + 1 / 32, "mxfp4": 0.5 + 1 / 32}
-"""Bytes of a rounded weight of a linear layer, for roundings that need other than 1. All other weights keep their 16
-bits.
+"""Bytes of a rounded weight of a linear layer, for roundings where that is not 1. All other weights keep their 16 bits.
 """
 
 

@@ -20,8 +20,8 @@ PROGRAMS = {
     "api": "{python} -m api",
 }
 """Command line by name, in the order in which they start. They stop in reverse order, one after the other, so that the
-API still reaches its replica and its broker for the requests in flight. ``control`` is the control worker, with its schedule,
-with a thread for each of its duties."""
+API still reaches its replica and its broker for the requests in flight. ``control`` is the control worker with its
+schedule; it has a thread for each of its duties."""
 SERVING = "serving"
 """Program of the first replica; the others' names begin with it."""
 DRAINED = (SERVING, "api")

@@ -167,7 +167,7 @@ class EvalIndex:
         return cls(names, np.load(folder / "places.npy"), arrays)
 
     def overlaps(self, rows: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[Overlap | None]:
-        """Return, for each row, the item of which it contains the largest share; None if that share is below
+        """Return, for each row, the item that it contains the largest share of; None if that share is below
         :data:`NOTICED`.
 
         Args:

@@ -60,7 +60,8 @@ class Filtering:
         key = find_key(self.redact, makes=self.makes_key)
         redactor = PersonalDataFilter(self.redact, key.value if key else None, self.folder)
         object.__setattr__(self, "_personal_data", redactor)
-        # Another key gives other placeholders, so it is a part of the stage's key; the digest does not lead back to it.
+        # Another key gives other placeholders, so it is a part of the stage's key, as a digest, from which it cannot be
+        # derived.
         object.__setattr__(self, "_key", hmac.new(key.value, b"stage", hashlib.sha256).hexdigest() if key else "")
 
     @property

@@ -61,7 +61,7 @@ def find_key(redactors: Sequence[str], *, makes: bool = True) -> PlaceholderKey 
 
 
 def _make(file: Path) -> None:
-    """Write a new key, unless there is one. If two processes try, both use the key that was written first."""
+    """Write a new key, unless one exists. If two processes try, both use the key that was written first."""
     if file.is_file():
         return
     own = file.with_name(f"{file.name}.{os.getpid()}")

@@ -103,7 +103,7 @@ def _load(name: str, key: bytes, folder: Path) -> Redactor:
     if point := _entry_point(name, tuple(sys.path)):
         make: Callable[[bytes], Redactor] = point.load()
         return make(key)
-    message = f"The redactor {name!r} is not installed; installed are: {', '.join(installed_redactors())}."
+    message = f"The redactor {name!r} is not installed; the installed ones are: {', '.join(installed_redactors())}."
     remedy = f"Install a package with an entry point `{GROUP}` of this name, or name a file of rules: ./{name}.rules."
     raise InvalidRequest(Code.CORPUS_REDACTOR_UNKNOWN, message, remedy=remedy, param="redact")
 

@@ -121,7 +121,7 @@ class ModelAsker:
         self._in_flight: set[str] = set()
         self._changed = threading.Condition()
         self._redacting = threading.Lock()
-        # Of this run, by the model's name: answers of one model do not say that another is asked in the right way.
+        # For this run, by the model's name: an answer of one model does not show that requests to another are correct.
         self._answers = Counter[str]()
         self._refusals = Counter[str]()
         self._refused: dict[str, str] = {}
@@ -200,7 +200,7 @@ class ModelAsker:
             used = self.meter.usage(request.name, response.prompt_tokens, response.answer_tokens, sent.count)
             return response
         except MensError as error:
-            # At once: until the run hears of it, other threads would send more.
+            # At once: other threads would send more requests until the run notices.
             self.stop(error)
             raise
         finally:
@@ -214,7 +214,7 @@ class ModelAsker:
             used.add(self.meter.usage(request.name, failed.prompt_tokens, failed.answer_tokens, 0))
             self.meter.settle(sent.reserved, used)
             if failed.requests or sent.lost:
-                # A full disk is the error of the response, or will be that of the next one.
+                # A full disk is reported for this response, or for the next one.
                 with suppress(MensError):
                     self._store.add_failed(failed)
 
@@ -285,7 +285,7 @@ class ModelAsker:
             text=redacted.texts[0],
             fault=fault,
             redactions=dict(redacted.counts.get(0, {})),
-            # If the server does not count, the largest number that it can be.
+            # If the server reports no count, the largest possible number.
             prompt_tokens=most_prompt if counts.prompt_tokens is None else counts.prompt_tokens,
             answer_tokens=request.max_tokens if counts.completion_tokens is None else counts.completion_tokens,
             requests=requests,

@@ -110,7 +110,7 @@ class JudgeColumn(ModelColumn):
     @model_validator(mode="after")
     def _consistent(self) -> JudgeColumn:
         if not self.range[0] < self.range[1]:
-            raise ValueError("`range` must rise")
+            raise ValueError("`range` must be ascending")
         if self.labels is None and self.passing is not None:
             raise ValueError("`passing` needs `labels`")
         if self.labels is not None and (self.least is not None or "range" in self.model_fields_set):
@@ -150,7 +150,7 @@ class PreferColumn(ModelColumn):
 
     @property
     def requests(self) -> int:
-        """One for each answer."""
+        """One request for each answer."""
         return self.n
 
     @property
@@ -172,7 +172,7 @@ class BackTranslateColumn(ModelColumn):
 
     @property
     def requests(self) -> int:
-        """One for the instruction, one for the judgement."""
+        """One request for the instruction, one for the judgement."""
         return 2
 
 
@@ -211,7 +211,7 @@ class SelfAlignColumn(ModelColumn):
 
     @property
     def requests(self) -> int:
-        """One for the concepts, one for the task, one for each answer."""
+        """One request for the concepts, one for the task, one for each answer."""
         return 2 + self.n
 
     @property

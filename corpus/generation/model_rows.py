@@ -141,7 +141,7 @@ class ModelRows:
             asker = stack.enter_context(ModelAsker(endpoints, store, meter, redactors, key, self.access.concurrency))
             report.spent = meter.spent
             pool = stack.enter_context(ThreadPoolExecutor(self.access.concurrency))
-            # Before the pool waits for its threads: those must not send what still waits for a retry.
+            # Before the pool waits for its threads, which must not send requests that still wait for a retry.
             stack.callback(asker.stop)
             batch: list[MadeRow] = []
             for made in self._in_order(

@@ -1,8 +1,8 @@
 """Store of the responses of models: no request is sent twice, in any number of runs, and a kill loses only requests in
 flight.
 
-    responses/responses-00000.jsonl one response per line responses/failed.jsonl possible cost of requests without a
-    response
+    responses/responses-00000.jsonl  one response per line
+    responses/failed.jsonl           possible cost of requests without a response
 
 A response is one line, written before its row is used. Each response takes 100 bytes of memory; its text stays on disk.
 Responses pass the filters for secrets and personal data before they are stored; only a keyed digest of the request is
@@ -127,7 +127,7 @@ class ResponseStore:
     def add_failed(self, failed: FailedRequests) -> None:
         """Store the possible cost of requests that gave no response."""
         with self._lock, disk_errors():
-            # A line of its own, also after one that was cut.
+            # On a separate line, even after one that was cut off.
             _write(self._failed, b"\n" + msgspec.json.encode(failed) + b"\n")
 
     def get(self, key: str) -> StoredResponse | None:
@@ -146,7 +146,7 @@ class ResponseStore:
             try:
                 _write(self._segments[segment], line)
             except OSError:
-                # A part of a line would spoil the next one.
+                # A part of a line would corrupt the next one.
                 os.ftruncate(self._segments[segment], begin)
                 raise
             self._size += len(line)
@@ -169,7 +169,7 @@ class ResponseStore:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                # A line that is not a response, as after a damaged disk, is asked again.
+                # If a line is not a response, e.g. after disk damage, its request is sent again.
                 if key := _key_of(line):
                     self._places[key] = (len(self._segments) - 1, self._size, len(line))
                 self._size += len(line)

@@ -55,7 +55,7 @@ def codes_of(record: Record, languages: Sequence[str]) -> Iterator[tuple[str, st
     has a label: next to labelled code, an unlabelled fence holds its output. An unclosed fence counts as a block too,
     as in graders: the answer was cut off.
     """
-    # Of a pair, the preferred answer: the rejected one may be as bad as it is.
+    # For a pair, the preferred answer: the rejected one may be bad.
     answer = next((turn.content for turn in reversed(record.conversation()) if turn.role == "assistant"), None) or ""
     blocks = fenced_blocks(answer)
     is_unlabelled = len(languages) == 1 and not any(block.language for block in blocks)

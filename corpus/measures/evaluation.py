@@ -234,7 +234,8 @@ def _of_file(gate: Any) -> Any:
 
 def _evidence(measured: MeasuredRows) -> Evidence:
     now, name = datetime.now(UTC), f"file:{measured.sha256[:16]}"
-    # Of a file, coverage is a number of all answers together, as in the original; the gate takes the mean of equal numbers.
+    # For a file, coverage is one number for all answers together, as in the original; the gate takes the mean of equal
+    # numbers.
     coverage = {} if measured.coverage is None else {"construct_coverage": measured.coverage}
     pairs = tuple(
         AnswerPair(

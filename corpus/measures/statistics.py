@@ -162,4 +162,4 @@ def _notes(origins: dict[str, OriginStatistics]) -> Iterable[str]:
     for name, field in measures:
         ours, theirs = getattr(made, field), getattr(human, field)
         if ours < LESS * theirs:
-            yield f"Synthetic rows are less than half as varied as people's: {name} {ours:.2f} and {theirs:.2f}."
+            yield f"Synthetic rows are less than half as varied as human-written ones: {name} {ours:.2f} and {theirs:.2f}."

@@ -26,7 +26,7 @@ class SourceReport(msgspec.Struct, kw_only=True):
         input_lines: number of its lines, without blank ones.
         repeats: largest number of copies of a row.
         emitted_lines: number of its rows in the output.
-        skipped_reason: why the output has no row of it.
+        skipped_reason: why the output has no rows from it.
         share_of_output: 0 to 1, in rows.
         share_of_bytes: the same in bytes.
         held_out: number of rows in the validation file.

@@ -91,7 +91,7 @@ class MixRun:
         Raises:
             InvalidRequest: ``CORPUS_SOURCE_EMPTY``.
         """
-        # Held-out rows must not have a near duplicate among the others, wherever near duplicates stay.
+        # Held-out rows must not have a near duplicate among the other rows, even if near duplicates are kept.
         near = self.mix.dedup.near if self.mix.dedup.near is not None or not self.mix.holdout else SIMILAR
         finder = DuplicateFinder(
             exact=self.mix.dedup.exact, near=near, expected_rows=self.total_bytes // TYPICAL_ROW_BYTES

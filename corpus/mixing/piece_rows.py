@@ -161,7 +161,7 @@ def _records(task: PieceTask, piece: MixPiece) -> Iterator[ReadRow]:
             yield number, record, lines[number - first], origins[number - first] if origins else None
         blank = sum(line.isspace() for line in lines)
         piece.dropped.update(report.errors_by_code)
-        if blank:  # blank lines are left out without a word, as in the original
+        if blank:  # blank lines are left out silently, as in the original
             piece.dropped -= Counter({"ROW_BLANK": blank})
         return
     parse = parse_rated if task.method is MethodType.KTO else parse_pair

@@ -46,6 +46,6 @@ def _load(name: str) -> PairRule:
     for point in entry_points(group=GROUP, name=name):
         rule: PairRule = point.load()()
         return rule
-    message = f"No rule is called {name[:80]!r}; installed are: {', '.join(installed_rules())}."
+    message = f"No rule is called {name[:80]!r}; the installed ones are: {', '.join(installed_rules())}."
     remedy = "Correct the name, or install a package with an entry point `mens.pairs` of this name."
     raise InvalidRequest(Code.CORPUS_RULE_UNKNOWN, message, remedy=remedy, param="rules")

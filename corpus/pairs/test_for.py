@@ -28,7 +28,7 @@ class TestFor:
     name = "test_for"
     version = 1
     needs: ClassVar[frozenset[UnitKind]] = frozenset(("test",))
-    # Pytest would take the class for a test.
+    # Pytest would collect the class as a test.
     __test__ = False
 
     def pairs(self, unit: UnitRow, context: RuleContext) -> Iterator[Draft]:

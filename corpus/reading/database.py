@@ -126,7 +126,7 @@ class SourceDatabase:
         finally:
             try:
                 connection.close()
-            except SQLAlchemyError:  # of a connection that is lost, which an error has already said
+            except SQLAlchemyError:  # the connection is lost, which an earlier error has reported
                 connection.invalidate()
 
     @contextmanager

@@ -33,7 +33,7 @@ def compare_keys(spec: PullSpec, address: SourceAddress, folder: Path) -> int:
         shards = state.shards if state else []
         events = rows_of(folder, shards)
         for key in _present_keys(spec, address):
-            # Of a key that is present, this is the last event.
+            # For a key that is present, this is the last event.
             events.add_mark(key, NEVER)
         gone = 0
         with PartialFile(folder / GONE_NAME) as file:

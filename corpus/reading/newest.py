@@ -29,7 +29,7 @@ def write_newest(folder: Path, output: Path) -> int:
         events = rows_of(folder, index.shards)
         state = read_state(folder)
         for key in read_keys(folder / GONE_NAME):
-            # A row that was pulled after the comparison is there again.
+            # A row that was pulled after the comparison exists again.
             events.add_mark(key, state.compared if state else 0)
         for key in read_keys(folder / RETRACTED_NAME):
             events.add_mark(key, NEVER)

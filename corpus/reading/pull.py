@@ -164,7 +164,7 @@ class _Pull:
         self.state.complete, self.state.snapshots = False, 0
         after: Sequence[Any] | None = None
         with ExitStack() as stack:
-            # Once, or a table that grows faster than it is read would have no end.
+            # Once: otherwise the pull of a table that grows faster than it is read would never end.
             now = self.database.time()
             while True:
                 self.state.snapshots += 1
@@ -308,7 +308,7 @@ class _Pull:
     def _leave_out(self, reason: str, locator: dict[str, Any]) -> None:
         """Count a version that is not written. Earlier versions of its key no longer count."""
         self.report.dropped[str(reason)] += 1
-        # A pull without a watermark reads all rows again, so it has no version before.
+        # A pull without a watermark reads all rows again, so it has no earlier version.
         if self.spec.watermark and (version := version_of(locator)) not in self._noted:
             self._noted.add(version)
             rows = self._writer.rows if self._writer else self.state.rows
@@ -316,7 +316,7 @@ class _Pull:
 
     def _open(self, stack: ExitStack) -> StageWriter:
         if not self.state.shards:
-            # Or after a kill, the state of the rows before would name shards that these replace.
+            # Otherwise, after a kill, the state of the earlier rows would name shards that these replace.
             with disk_errors():
                 (self.folder / STATE_NAME).unlink(missing_ok=True)
         self._writer = StageWriter(
@@ -347,7 +347,7 @@ class _Pull:
         if self._writer is None and read_index(self.folder) is None:
             if not self.state.shards:
                 raise self._empty()
-            self._open(stack)  # for the index: the pull before ended between its last shard and its index
+            self._open(stack)  # for the index: the previous pull ended between its last shard and its index
         if self._writer:
             self._writer.report |= {
                 "dropped": dict(self.report.dropped), "redactions": dict(self.report.redactions), "seen": self.report.seen

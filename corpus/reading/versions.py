@@ -1,5 +1,5 @@
 """Versions of pulled rows: decides which row of a key counts. A version takes 24 bytes of memory; keys and texts are
-not held.
+not kept in memory.
 
 A version replaces the earlier versions of its key. A version that was left out, a deletion that ``--full`` found, and a
 retraction also end the earlier versions: these are marks, each at a position between two rows.

@@ -107,7 +107,8 @@ class PullWindow:
         assert spec.watermark
         self.watermark = watermark = Watermark(spec.watermark, greatest)
         if watermark.form is TimeForm.TEXT:
-            # What differs before the digits sorts by itself, not by time: rows would be read at the wrong time, or never.
+            # A difference before the digits would decide the order instead of the time: rows would be read at the wrong
+            # time, or never.
             forms = f"SELECT DISTINCT substr({name}, 11, 1), ltrim(substr({name}, 20), '.0123456789')"
             watermark.refuse_mixed(self._snapshot.rows(forms, Query(spec.sql, tail="LIMIT 50")))
         upper = now.now - timedelta(seconds=spec.lag)
@@ -128,7 +129,8 @@ class PullWindow:
             self.notes.append(f"Rows newer than {_duration(spec.lag)} are left for the next pull.")
         if last is not None:
             bound = watermark.bound(watermark.moment(last.watermark) - timedelta(seconds=spec.lag))
-            # Back from the column's form, which may be coarser, such as a day: all rows from the bound on are read again.
+            # Converted back from the column's format, which may be coarser, such as a day: all rows from the bound on
+            # are read again.
             self.low = watermark.moment(bound)
             self._conditions.append(f"{name} >= ?")
             self._values.append(bound)

@@ -201,7 +201,7 @@ def _divided(checkers: ContainedCheckers, language: str, text: str, left_out: Co
 
 def _unit_refusal(unit: Unit, path: str) -> LeftOut | None:
     if _SURROGATE.search(unit.docstring):
-        # An escape in a docstring gives half of a pair, which no row can hold.
+        # An escape in a docstring can give half of a surrogate pair, which no row can contain.
         return LeftOut.LONE_SURROGATE
     if unit.kind in ("function", "method", "class", "module") and is_test_file(path):
         return LeftOut.TEST_HELPER

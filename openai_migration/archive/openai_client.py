@@ -46,7 +46,7 @@ class ProjectKey:
     secret: str = field(repr=False)
 
     def __post_init__(self) -> None:
-        # An HTTP library would quote a header that it cannot send, key and all.
+        # An HTTP library would quote a header that it cannot send, including the key.
         if not re.fullmatch(r"[\x21-\x7e]{8,}", self.secret):
             raise Unauthenticated(
                 Code.OPENAI_KEY_INVALID,

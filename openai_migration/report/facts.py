@@ -306,7 +306,7 @@ def _text(turn: dict[str, Any]) -> str:
 
 def _cut(text: str) -> str:
     more = len(text) - LONGEST_SHOWN
-    return text if more <= 0 else f"{text[:LONGEST_SHOWN]} … ({more} characters more)"
+    return text if more <= 0 else f"{text[:LONGEST_SHOWN]} … ({more} more characters)"
 
 
 def _read(path: Path, kind: type[Any]) -> Any:

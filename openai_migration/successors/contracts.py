@@ -158,7 +158,7 @@ def successor_sections(
     )
     seed = model.job.get("seed")
     if isinstance(seed, int) and 0 <= seed <= LARGEST_SEED:
-        sources.append(Source("exec.seed", seed, seed, "used for the order of rows; results differ all the same"))
+        sources.append(Source("exec.seed", seed, seed, "used for the order of rows; results differ nevertheless"))
     validation = "separate file" if model.validation else "OpenAI trains on every row, so none is held out"
     sources.append(Source("data.validation_split_ratio", model.job.get("validation_file"), 0.0, validation))
     sections: dict[str, Any] = {"model": {"hf_repo": base}, "exec": {"grad_accum": 1}, "data": {}, "artifact": {}}

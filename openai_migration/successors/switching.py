@@ -73,7 +73,7 @@ def prepare(folder: Path, model: str, alias: str, *, adapter: str = "", override
     receipt = read_receipt(folder, model)
     refusal = _refusal(folder, model, receipt, adapter)
     if refusal and not override_reason:
-        remedy = f"Run `mens migrate openai gate {folder}`; to switch all the same: --override-reason WHY."
+        remedy = f"Run `mens migrate openai gate {folder}`; to switch anyway: --override-reason WHY."
         raise Conflict(Code.GATE_NOT_PASSED, f"{model}: {refusal}.", remedy=remedy, param=model)
     chosen = adapter or _adapter_of(folder, model, receipt)
     sha256 = digest_file(folder / receipt_file(model)) if receipt else ""

@@ -41,7 +41,7 @@ class FailedAuthentications:
     Used in one event loop at a time.
 
     Args:
-        per_minute: failures that an address starts with, and regains per minute.
+        per_minute: number of failures that an address may have at first, and that it regains per minute.
         clock: seconds since any moment.
     """
 

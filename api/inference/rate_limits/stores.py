@@ -36,7 +36,7 @@ local now = second * 1000 + math.floor(tonumber(time[2]) / 1000)
 local slot, window, hold = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local states = {}
 
--- What counts now, until none of it counts, and until less than the limit counts.
+-- Returns the current count, and the milliseconds until it is zero and until it is below the limit.
 local function counted(name, limit)
   if limit == 0 then return 0, 0, 0 end
   local used, counts = 0, {}
@@ -288,7 +288,7 @@ class ProcessStore:
         pass
 
     def _free_at(self, counts: dict[int, int], rate: int) -> float:
-        """Return when enough of the oldest counts will have left the window for less than the rate to remain."""
+        """Return when enough of the oldest counts will have left the window to bring the rest below the rate."""
         left = sum(counts.values())
         for second in sorted(counts):
             left -= counts[second]
@@ -303,7 +303,7 @@ class SharedStore:
 
     Args:
         valkey: None if Valkey cannot be used.
-        away_seconds: how long Valkey is left alone after it did not respond.
+        away_seconds: how long Valkey is not tried again after it did not respond.
     """
 
     def __init__(self, valkey: ValkeyStore | None, away_seconds: float = AWAY_SECONDS) -> None:

@@ -216,7 +216,7 @@ class ReplicaClient:
             if connection is not idle or connection.has_received:
                 raise ReplicaDisconnected(_why(error)) from error
             # Most likely the replica closed the idle connection before it saw the request. It may also have ended because of
-            # the request, so a replica that accepts no new connection counts as broken by it.
+            # the request, so if the replica accepts no new connection, the request counts as the cause.
             try:
                 connection = await self._connect(target.origin)
                 await _exchange(connection, request)

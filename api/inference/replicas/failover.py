@@ -1,6 +1,6 @@
 """Failover: sends a request to one replica after the other, until the response of one has begun.
 
-A replica is skipped if it refuses the connection, disconnects, answers 502 or 503 or that its engine has died, or takes
+A replica is skipped if it refuses the connection, disconnects, answers 502, 503 or that its engine has died, or takes
 too long to begin a stream, as long as no byte has been sent to the caller; after that, never. A request that two
 replicas had when they disconnected is not sent to a third: it may be what breaks them.
 """
@@ -90,7 +90,7 @@ class Failover:
         raise self._nobody_answers(model, attempt.reason)
 
     def _nobody_answers(self, model: ServedModel, reason: str) -> Unavailable:
-        """Return the error for a request that no replica was left for; ``reason``: why the last one was skipped."""
+        """Return the error for a request for which no replica is left; ``reason``: why the last one was skipped."""
         having = self.pool.having(model)
         if self.pool.all and not having:
             served = self.pool.served_bases()

@@ -2,9 +2,9 @@
 
 The development before it had revisions 0001 to 0021. Its databases are refused (`api/migrate.py:migrate`).
 
-Triggers refuse to change a row of the audit log, and to delete one that no event ``audit.pruned`` names: its object is the number
-up to which the log was pruned. A later migration that recreates the table, as SQLite's batch operations do, must recreate the
-triggers too.
+Triggers refuse to change rows of the audit log, and to delete rows that no event ``audit.pruned`` covers: the object of
+such an event is the number up to which the log was pruned. A later migration that recreates the table, as SQLite's
+batch operations do, must recreate the triggers too.
 """
 
 import sqlalchemy as sa

@@ -1,6 +1,6 @@
 """people who sign in through an identity provider, and sign-ins that have begun there
 
-A process of the previous release takes a person's key for any other key; its secret is stored nowhere.
+A process of the previous release treats a person's key like any other key; its secret is stored nowhere.
 """
 
 import sqlalchemy as sa

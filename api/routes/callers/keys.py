@@ -76,7 +76,9 @@ def change_key(key_id: Id, body: KeyChange, services: ServicesDep, caller: Calle
 
 @router.post("/{key_id}/rotate", dependencies=BEARER)
 def rotate_key(key_id: Id, body: RotateKey, services: ServicesDep, caller: CallerDep) -> CreatedKey:
-    """Give a key a new secret, while the one so far is accepted for a while. This response is the only one that shows it."""
+    """Give a key a new secret; the previous one is still accepted for a while. This response is the only one that shows
+    it.
+    """
     key, secret = services.keys.rotate(key_id, body.overlap_seconds, caller.tenant)
     return CreatedKey(**key.model_dump(), secret=secret)
 

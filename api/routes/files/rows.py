@@ -68,7 +68,7 @@ async def file_rows(
     ] = "all",
 ) -> DataRows:
     """Lines of a data file, with their faults. With `base_model`, each row as the base's chat template writes it, in
-    tokens, with those marked that are learnt.
+    tokens, with the supervised ones marked.
     """
     rows_request = {"after": after, "limit": limit, "only": only, "seq_len": seq_len, "method": method}
 

@@ -56,7 +56,7 @@ PART_SCHEMA: dict[str, Any] = {
 def create_upload(
     body: CreateUpload, services: ServicesDep, view: TenantViewDep, idempotency_key: IdempotencyKey = None
 ) -> UploadObject:
-    """Begin an upload in parts. It takes parts for an hour; its bytes count in the tenant's quota from now on."""
+    """Begin an upload in parts. It accepts parts for an hour; its bytes count in the tenant's quota from now on."""
     settings, purpose = services.settings, check_purpose(body.purpose)
     if body.bytes > settings.max_upload_bytes:
         message = f"The file is larger than {settings.max_upload_bytes} bytes."
@@ -76,7 +76,9 @@ def create_upload(
 
 @router.get("/{upload_id}", response_model_exclude_none=True)
 def retrieve_upload(upload_id: Id, view: TenantViewDep) -> UploadObject:
-    """One upload, with the parts that have come (``mens.parts``), so that it can be resumed. OpenAI has no such route."""
+    """One upload, with the parts received so far (``mens.parts``), so that it can be resumed. OpenAI has no such
+    route.
+    """
     parts = [part.model_dump(mode="json", include={"id", "bytes", "sha256"}) for part in view.uploads.parts(upload_id)]
     upload = view.uploads.get(upload_id)
     return upload_view(upload).model_copy(update={"mens": {"parts": parts, "file_id": upload.file_id}})
@@ -84,7 +86,7 @@ def retrieve_upload(upload_id: Id, view: TenantViewDep) -> UploadObject:
 
 @router.post("/{upload_id}/parts", openapi_extra=PART_SCHEMA, dependencies=TRAINER)
 async def add_part(upload_id: Id, request: Request, services: ServicesDep, view: TenantViewDep) -> UploadPartObject:
-    """Add a part. Parts may come in any order and at the same time; the same bytes again are the same part."""
+    """Add a part. Parts may arrive in any order and concurrently; the same bytes, sent again, are the same part."""
     await run_in_threadpool(view.uploads.check_pending, upload_id)  # before anything is read
     limit = services.settings.max_part_bytes
     with services.storage.writer() as writer:
@@ -104,7 +106,7 @@ async def complete_upload(
 
 @router.post("/{upload_id}/cancel", dependencies=TRAINER, response_model_exclude_none=True)
 def cancel_upload(upload_id: Id, services: ServicesDep, view: TenantViewDep) -> UploadObject:
-    """Cancel an upload: it takes no more parts, and those that have come are deleted."""
+    """Cancel an upload: it accepts no more parts, and the received ones are deleted."""
     upload = view.uploads.cancel(upload_id)
     view.uploads.drop_parts(upload_id, services.storage.delete_blob)
     return upload_view(upload)

@@ -75,7 +75,7 @@ class AssignPolicy(BaseModel):
 
 @router.get("/policies")
 def list_policies(view: TenantViewDep) -> WholeList[StoredPolicy]:
-    """All policies of the tenant, and the shared ones; of each name the newest first."""
+    """All policies of the tenant, and the shared ones; for each name, the newest first."""
     return WholeList(data=view.policies.all())
 
 
@@ -83,7 +83,7 @@ def list_policies(view: TenantViewDep) -> WholeList[StoredPolicy]:
 def store_policy(
     body: StorePolicy, services: ServicesDep, view: TenantViewDep, caller: CallerDep
 ) -> StoredPolicyAnswer:
-    """Store a policy. It governs nothing until it is assigned; what an older one of the name governs stays under that."""
+    """Store a policy. It governs nothing until it is assigned; older policies of its name keep their assignments."""
     policy = read_policy(body.source)
     fields = policy.model_dump(mode="json")
     stored = view.policies.store(body.name, policy_digest(policy), fields, body.source, author_of(caller))
@@ -115,7 +115,7 @@ def assign_policy(
 ) -> AssignmentAnswer:
     """Let a policy govern `alias:NAME`, the `tenant`, or the `server`.
 
-    Where none governs an alias a trainer may; everything else, and every change of what governs, takes an admin.
+    A trainer may do so for an alias that no policy governs; everything else, and every later change, needs an admin.
     """
     if not scope.startswith(ALIAS_PREFIX):
         check_role(caller, Role.ADMIN)
@@ -129,7 +129,7 @@ def assign_policy(
 def remove_policy_assignment(
     scope: Scope, view: TenantViewDep, caller: CallerDep, reason: Annotated[Reason, Query()] = ""
 ) -> Deleted:
-    """Let no policy govern an alias, the tenant or the server any longer. It stays in the history."""
+    """Remove the policy of an alias, the tenant or the server. The history keeps the assignment."""
     if not any(
         (assignment.tenant, assignment.scope) == (caller.tenant, scope) for assignment in view.policies.assignments()
     ):
@@ -147,7 +147,7 @@ def remove_policy_assignment(
 def policy_assignment_history(
     scope: Scope, view: TenantViewDep, before: BeforeVersion = None, limit: MovesLimit = 100
 ) -> Page[PolicyMove]:
-    """Changes of what governs, newest first: when, by whom, why, from which policy to which."""
+    """Changes of assignments, newest first: when, by whom, why, from which policy to which."""
     return page_of(view.policies.history(scope, before=before, limit=limit + 1), limit)
 
 

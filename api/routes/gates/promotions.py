@@ -55,8 +55,8 @@ async def evaluate(body: EvaluatePromotion, view: TenantViewDep) -> PromotionRes
     """Judge a promotion as the gate `cycles` of a policy does, by two or more distinct cycles: `eligible`,
     `not_eligible`, or `insufficient_evidence` with the missing evidence.
 
-    In each cycle the candidate has to gain more than .05 in task success, with an interval above 0, and must lose in no other
-    KPI of the groups syntax, semantic and runtime repair.
+    In each cycle the candidate has to gain more than .05 in task success, with an interval above 0, and must not lose
+    in any other KPI of the groups syntax, semantic and runtime repair.
     """
     return await to_thread.run_sync(lambda: _judge(body, view), limiter=RUNS_AT_ONCE)
 

@@ -45,7 +45,9 @@ class CreateReceipt(BaseModel):
 def create_receipt(
     body: CreateReceipt, services: ServicesDep, view: TenantViewDep, idempotency_key: IdempotencyKey = None
 ) -> Job:
-    """Judge an adapter by a policy: a job, whose result names the receipt. It asks models, which counts in the tenant's usage."""
+    """Judge an adapter by a policy: a job, whose result names the receipt. Its requests to models count in the tenant's
+    usage.
+    """
     return submit_judgement(
         services, view, body.adapter, body.alias, body.policy, cycles=body.cycles, idempotency_key=idempotency_key
     )

@@ -56,7 +56,9 @@ def list_audit_events(
     order: Annotated[Literal["asc", "desc"], Query(description="`asc`: oldest first, to follow the log.")] = "desc",
     limit: Annotated[int, Query(ge=1, le=1000, description="Events per page.")] = 100,
 ) -> Page[AuditEvent]:
-    """Changes that were made, newest first. An event is written with its change, so neither is there without the other."""
+    """Changes that were made, newest first. An event is written with its change, so neither exists without the
+    other.
+    """
     which = AuditFilter(_tenant(caller, tenant), action, actor, object_id, since, until)
     events = AuditLog(services.database).list(which, after=after, limit=limit, newest_first=order == "desc")
     return page_of(events, limit)
@@ -64,7 +66,9 @@ def list_audit_events(
 
 @router.post("/prune", dependencies=[Depends(require_operator)])
 def prune_audit_events(body: PruneAudit, services: ServicesDep) -> PrunedAudit:
-    """Delete the events up to one, of all tenants, after they were exported; for operators. The log keeps an event of it."""
+    """Delete the events of all tenants up to a number, after they were exported; for operators. The log gets an event
+    of this deletion.
+    """
     events = AuditLog(services.database).prune(body.through, body.events)
     return PrunedAudit(through=body.through, events=events)
 

@@ -58,7 +58,7 @@ class DeletedPermission(BaseModel):
 def create_permissions(model: Id, body: CreatePermissions, services: ServicesDep, caller: CallerDep) -> PermissionPage:
     """Let other tenants use an adapter or a checkpoint: request it, point aliases to it, and read its files.
 
-    A tenant that has a permission keeps it. Only an operator may name `shared`, by which every tenant gets it.
+    A tenant that has a permission keeps it. Only an operator may name `shared`, which stands for every tenant.
     """
     if SHARED in body.project_ids and not caller.is_operator:
         raise Forbidden(

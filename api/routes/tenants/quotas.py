@@ -27,7 +27,9 @@ def retrieve_quota(services: ServicesDep, caller: CallerDep) -> QuotaUse:
 
 @router.patch("/quota", dependencies=[Depends(require_operator)])
 def change_quota(body: ChangeQuota, services: ServicesDep, caller: CallerDep) -> QuotaUse:
-    """Change the quota of the tenant that `X-Mens-Tenant` names; for operators. It counts for the next submission and claim."""
+    """Change the quota of the tenant that `X-Mens-Tenant` names; for operators. It applies to the next submission and
+    the next claim.
+    """
     return Quotas(services.database).set(caller.tenant, body.model_dump(exclude_unset=True))
 
 

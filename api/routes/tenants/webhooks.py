@@ -179,7 +179,9 @@ def rotate_webhook_secret(
 async def test_webhook_endpoint(
     webhook_endpoint_id: Id, view: TenantViewDep, body: TestEndpoint | None = None
 ) -> TestResult:
-    """Send a sample event, once, as every event is sent: by the control worker. The thing that it names does not exist."""
+    """Send a sample event once; the control worker sends it like any other event. The object that it names does not
+    exist.
+    """
     request, endpoints = body or TestEndpoint.model_validate({}), view.webhook_endpoints
     until = time.monotonic() + request.wait_seconds
     delivery = await run_in_threadpool(endpoints.test, webhook_endpoint_id, request.event_type)

@@ -19,7 +19,7 @@ CORPUS = PROJECT / "examples" / "base_corpus.jsonl"
 
 
 class TinyFamily(StrEnum):
-    """Architectures of which a tiny base can be built."""
+    """Architectures for which a tiny base can be built."""
 
     QWEN2 = "qwen2"
     QWEN3 = "qwen3"

@@ -35,9 +35,9 @@ def build(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the actions as JSON.")] = False,
 ) -> None:
-    """Make a training file by a recipe: run the stages that are missing or out of date, and show why each runs.
+    """Make a training file from a recipe: run the stages that are missing or out of date, and show why each runs.
 
-    Example of a recipe: from a table to a file without duplicates, of which 50 rows are held out.
+    Example of a recipe, from a table to a file without duplicates, with 50 rows held out:
 
         pull: {source: shop.db, sql: "SELECT id, question, answer FROM tickets", key: id,
 
@@ -45,7 +45,7 @@ def build(
 
         mix: {output: train.jsonl, holdout: {rows: 50}}
 
-    A stage that was interrupted runs again; those before it stay done.
+    An interrupted stage runs again; the stages before it do not.
     """
     import msgspec
 

@@ -1,4 +1,4 @@
-"""``mens corpus eval``: measures of a training file in the original's fields, and what the gates of a policy say of it."""
+"""``mens corpus eval``: measures of a training file in the original's fields, and the result of a policy's gates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def evaluate(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="YAML file with gates: eval_local, per_context, anti_stub and modal_mix judge the file. Exit code 1 if one that blocks fails.",
+            help="YAML file with gates: eval_local, per_context, anti_stub and modal_mix judge the file. Exit code 1 if a blocking gate fails.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(dir_okay=False, help="File for the measures.")] = Path("eval_results.json"),
@@ -38,7 +38,7 @@ def evaluate(
         bool, typer.Option("--json", callback=note_json, help="Print the measures and the gates as JSON.")
     ] = False,
 ) -> None:
-    """Measure the code in the answers of a training file: how much of it can be read, and what it consists of.
+    """Measure the code in the answers of a training file: how much of it can be parsed, and what it consists of.
 
     Example: mens corpus eval train.jsonl --policy gates.yaml
 

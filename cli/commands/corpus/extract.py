@@ -1,4 +1,4 @@
-"""``mens corpus extract``: source trees as units."""
+"""``mens corpus extract``: divides source trees into units."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def extract(
 
     Example: mens corpus extract src docs --language python --language markdown --out units
 
-    Links are not followed. Generated, minified and vendored files are left out, and files that do not compile. The
+    Links are not followed. Generated, minified and vendored files, and files that do not compile, are left out. The
     next step is `mens corpus pairs units`.
     """
     from corpus.units.extraction import Extraction

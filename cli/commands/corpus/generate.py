@@ -39,7 +39,7 @@ def generate(
     accept_terms: Annotated[
         bool,
         typer.Option(
-            "--accept-terms", help="State that the terms of models of other servers permit training on their answers."
+            "--accept-terms", help="State that the terms of other servers' models permit training on their answers."
         ),
     ] = False,
     dry_run: Annotated[
@@ -54,7 +54,7 @@ def generate(
 
     A recipe without models gives the same rows on every machine. A column with a `method` asks a model: one that your installation
     serves, or one of MENS_REMOTE_MODELS. Each response is stored in OUT/responses, so the same command continues after an interruption
-    and asks nothing twice. docs/corpus.md lists samplers and methods.
+    and repeats no request. docs/corpus.md lists samplers and methods.
     """
     import msgspec
 

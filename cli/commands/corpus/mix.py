@@ -83,5 +83,5 @@ def _print(result: MixResult) -> None:
     for note in report.notes:
         console.print(f"Note: {note}")
     if report.contaminated:
-        console.print("Rows that hold parts of eval items are listed as `contaminated` in the report.")
+        console.print("Rows that contain parts of eval items are listed as `contaminated` in the report.")
     console.print(f"Next: mens data check {result.output}")

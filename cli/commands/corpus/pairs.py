@@ -1,4 +1,4 @@
-"""``mens corpus pairs``: units as training rows."""
+"""``mens corpus pairs``: makes training rows from units."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ def pairs(
     processes: Annotated[int | None, typer.Option(min=1, help="Default: one per processor.")] = None,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the index as JSON.")] = False,
 ) -> None:
-    """Make training rows of units: functions from their docstrings, repairs, explanations, tests, answers from documents.
+    """Make training rows from units: functions from their docstrings, repairs, explanations, tests, answers from
+    documents.
 
     Example: mens corpus pairs units --rule implement --rule fix --out pairs
 
-    Every answer passes the checker of its language. Stubs are left out. The rows are training rows already: try
+    Every answer passes the checker of its language. Stubs are left out. The rows are ready for training: try
     `mens data check pairs/part-00000.jsonl`.
     """
     from corpus.pairs.making import Pairing

@@ -52,14 +52,15 @@ def pull(
     ] = None,
     full: Annotated[
         bool,
-        typer.Option("--full", help="Compare all keys, and list rows that were deleted in the table in gone.jsonl."),
+        typer.Option("--full", help="Compare all keys, and write rows that were deleted from the table to gone.jsonl."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the counts as JSON.")] = False,
 ) -> None:
     """Make training rows from a table: those that are new since the last pull, with personal data replaced.
 
-    Needs no installation. The database is only read. The address of a database is a secret, so it stands in MENS_CORPUS_SOURCES or in the
-    variable that --url-env names, never in a command or file. A pull that was interrupted continues where it was.
+    Needs no installation. The database is only read. The address of a database is a secret, so it belongs in
+    MENS_CORPUS_SOURCES or in the variable that --url-env names, never in a command or file. An interrupted pull
+    continues where it stopped.
 
     mens corpus pull --source shop.db --sql "SELECT id, question AS prompt, answer AS response FROM tickets" --file tickets.jsonl
     """
@@ -73,7 +74,7 @@ def pull(
 
         counts["gone"] = gone = compare_keys(options.spec(), options.address(), folder)
         lines.append(
-            f"{counted(gone, 'row')} of the table deleted since they were pulled: {folder / GONE_NAME}"
+            f"{counted(gone, 'row')} deleted from the table since they were pulled: {folder / GONE_NAME}"
             if gone
             else "no row was deleted"
         )

@@ -1,4 +1,4 @@
-"""``mens corpus retract``: rows of a table that never come again."""
+"""``mens corpus retract``: excludes rows of a table permanently."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ def retract(
     adapters: AdaptersOption = False,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the result as JSON.")] = False,
 ) -> None:
-    """Never take rows of these keys again, and list the files, and with --adapters the adapters, that have them.
+    """Exclude rows with these keys permanently, and list the files, and with --adapters the adapters, that contain
+    them.
 
     Example: mens corpus retract corpus/pulled --keys keys.jsonl --adapters
 
-    The next build, and `mens corpus pull --file`, leave the rows out, also if the table has them again. Files that exist are not changed: run
-    the build again, and train on the new file. Exit code 1 if some key matches no pulled row, for example "2" where
-    the table has 2, and if a file could not be searched.
+    The next build, and `mens corpus pull --file`, leave the rows out, even if the table has them again. Existing files
+    are not changed: run the build again, and train on the new file. Exit code 1 if some key matches no pulled row, for
+    example "2" where the table has 2, or if a file could not be searched.
     """
     from corpus.reading.retraction import find_affected, find_unmatched, parse_keys
     from corpus.reading.retraction import retract as run

@@ -34,7 +34,7 @@ def stats(
 
     Example: mens corpus stats train.jsonl --min-diversity 0.4
 
-    Synthetic rows are compared with those of people. `mens data check` lists bad lines and duplicates one by one.
+    Synthetic rows are compared with human-written ones. `mens data check` lists bad lines and duplicates one by one.
     """
     from corpus.measures.statistics import measure  # numpy is slow to import
 
@@ -73,7 +73,7 @@ def stats(
         fail_with(
             InvalidRequest(
                 Code.CORPUS_DIVERSITY_LOW,
-                f"{file} has no valid row, so it has no diversity.",
+                f"{file} has no valid row, so its diversity cannot be measured.",
                 remedy="Correct the file; `mens data check` names its bad lines.",
                 param="min_diversity",
             )

@@ -1,4 +1,4 @@
-"""``mens corpus validate``: valid rows in one file, the others with their reason in another."""
+"""``mens corpus validate``: writes valid rows to one file, and the others with a reason to another."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def validate(
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for both files.")] = Path("validated"),
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the counts as JSON.")] = False,
 ) -> None:
-    """Write the rows of a training file that are valid, and the others with line, code and reason.
+    """Write the valid rows of a training file to one file, and the others, with line, code and reason, to another.
 
     Example: mens corpus validate train.jsonl --language python --out validated
 
-    Rows are checked as by `mens data check`, and code in their last answers by the checker of its language: blocks with the language's
-    name, and answers with `response_mode: code_only`. Nothing is run. Names may be those of the prompt. A row without `difficulty` gets the
-    one of its code. Exit code 1 if no row is valid.
+    Rows are checked as by `mens data check`, and code in their last answers by the checker of its language: blocks with
+    the language's name, and answers with `response_mode: code_only`. Nothing is run. The code may use names from the
+    prompt. A row without `difficulty` gets that of its code. Exit code 1 if no row is valid.
     """
     from corpus.measures.validation import QUARANTINE_NAME, VALIDATED_NAME
     from corpus.measures.validation import validate as run

@@ -45,7 +45,8 @@ def where(
 
     Example: mens corpus where 3f9a0c1d2e4b5a69 --in my-corpus --adapters
 
-    With --adapter instead of a row, the files that it was trained on are looked for by their digest, and their rows are counted by source.
+    With --adapter instead of a row, the files that it was trained on are found by digest, and their rows are counted by
+    source.
     """
     if (row_id is None) == (adapter is None):
         raise typer.BadParameter("Name a row, or an adapter with --adapter.", param_hint="ROW_ID")

@@ -30,11 +30,11 @@ SHOWN_KEYS = 20
 REASONS: dict[str, str] = {
     DropReason.PREFERENCE: "pairs for DPO need no conversion (docs/preference.md), and --as-pairs converts those of other "
     "forms; --as-supervised trains on the chosen answers",
-    DropReason.RANKING: "answers with scores; --as-pairs makes a pair for --method dpo of the best and the worst",
+    DropReason.RANKING: "answers with scores; --as-pairs makes a pair of the best and the worst for --method dpo",
     DropReason.NO_ANSWER_BETTER: "all answers have the same score",
-    DropReason.NOT_A_PREFERENCE: "the row does not have two answers of which one is preferred",
+    DropReason.NOT_A_PREFERENCE: "the row does not have two answers, one of them preferred",
     DropReason.LABEL_FALSE: "rated as bad answers; --as-rated keeps them for --method kto",
-    DropReason.NOT_RATED: "the row neither rates its answer nor has two of them",
+    DropReason.NOT_RATED: "the row has neither a rated answer nor a pair of answers",
     DropReason.TEXT_WITHOUT_TURNS: "text without a known chat markup has no answer to learn",
     DropReason.FORM_UNKNOWN: "unknown form; name the columns: --columns question=prompt,answer=response",
     DropReason.IMAGE: "images, audio and video cannot be trained on, and the answer depends on them",
@@ -85,7 +85,7 @@ def convert(
         bool,
         typer.Option(
             "--as-rated",
-            help="Write rows for KTO: rated answers with their label, and a pair for DPO as a good and a bad one. Default: drop bad "
+            help="Write rows for KTO: rated answers with their label, and a pair for DPO as a good and a bad answer. Default: drop bad "
             "answers.",
         ),
     ] = False,
@@ -93,7 +93,7 @@ def convert(
         bool,
         typer.Option(
             "--as-pairs",
-            help="Write rows for DPO: pairs of other forms, and of a list of answers with scores the best and the worst. Default: drop "
+            help="Write rows for DPO: pairs in other forms, and the best and the worst of a list of answers with scores. Default: drop "
             "them.",
         ),
     ] = False,
@@ -110,9 +110,9 @@ def convert(
 ) -> None:
     """Convert a file of another program into rows for training, and account for every row of it.
 
-    Reads ShareGPT, Alpaca, question and answer, TRL's prompt and completion, preferences, lists of answers with scores, KTO, Gemini's
-    contents, texts with chat markup, and LLaMA-Factory's data sets. File and rows are recognised by their content; a row that Mens reads as it is stays
-    byte for byte. Offline; equal input gives equal output.
+    Reads ShareGPT, Alpaca, question and answer, TRL's prompt and completion, preferences, lists of answers with scores,
+    KTO, Gemini's contents, texts with chat markup, and LLaMA-Factory's data sets. File and rows are recognised by their
+    content; a row that Mens can already read is kept byte for byte. Offline; equal input gives equal output.
 
     With --as-rated, rows are written for `mens train --method kto`, with --as-pairs for `--method dpo`; all others are dropped.
 

@@ -20,17 +20,15 @@ from shared.counted_nouns import counted
 app = typer.Typer(no_args_is_help=True, help="Uploaded files: list, show, rows, delete.")
 FileId = Annotated[
     str,
-    typer.Argument(
-        autocompletion=complete_file, help="Id of the file, or a part that no other id has: its beginning or its end."
-    ),
+    typer.Argument(autocompletion=complete_file, help="Id of the file, or its beginning or end if that is unique."),
 ]
 
 
 @app.command("list")
 def list_files(
-    purpose: Annotated[str | None, typer.Option(help="Only of this purpose, e.g. fine-tune or evals.")] = None,
-    after: Annotated[str | None, typer.Option(metavar="ID", help="The page after this file.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Files of a page.")] = 20,
+    purpose: Annotated[str | None, typer.Option(help="Only files with this purpose, e.g. fine-tune or evals.")] = None,
+    after: Annotated[str | None, typer.Option(metavar="ID", help="Show the page after this file.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Files per page.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Show uploaded files, newest first."""
@@ -87,10 +85,10 @@ def rows(
         str, typer.Option(help="all, errors (lines that are not rows), cut (rows that are too long), or notes.")
     ] = "all",
     after: Annotated[int, typer.Option(min=0, metavar="LINE", help="Begin after this line.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, max=50, help="Rows of a page.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=50, help="Rows per page.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Show a file's lines with what is wrong with them; with --model each row as the base is trained on it, with the supervised text in [[ ]], what is cut off in ~~ ~~."""
+    """Show a file's lines and their faults; with --model, rows as they are trained on, supervised text in [[ ]], truncated in ~~ ~~."""
     parameters = {"base_model": model, "seq_len": seq_len, "only": only, "after": after, "limit": limit}
     query = {name: value for name, value in parameters.items() if value is not None}
     page = call("GET", f"{_path(FILES.resolve(file))}/rows", params=query)

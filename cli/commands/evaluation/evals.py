@@ -8,7 +8,7 @@ from cli.commands.evaluation import export, runs, suites
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Evaluations: is a model good enough, and not worse than another? Your own rows and graders, benchmark suites.\n\n"
+    help="Evaluations: test whether a model is good enough and not worse than another, by your own rows and graders or by benchmarks.\n\n"
     'Start with `mens eval run FILE --model NAME`; a line of FILE is {"messages": […], "expected": "…"}.',
 )
 app.command("run")(runs.run)

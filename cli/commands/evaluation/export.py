@@ -18,7 +18,7 @@ from shared.counted_nouns import counted
 
 
 def export(
-    run_id: Annotated[str, typer.Argument(help="Id of a run, from `mens eval list`, or a part that no other id has.")],
+    run_id: Annotated[str, typer.Argument(help="Id of a run, from `mens eval list`, or any unique part of it.")],
     output: Annotated[Path | None, typer.Option(dir_okay=False, help="File to write. Default: stdout.")] = None,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Write CSV: a column for each score, text on one line.")

@@ -34,7 +34,7 @@ ENDED = ("completed", "failed", "canceled")
 POLL_SECONDS = 0.5
 DEFAULT_MAX_TOKENS = 512
 errors = plain_console(stderr=True)
-RunId = Annotated[str, typer.Argument(help="Id of a run, from `mens eval list`, or a part that no other id has.")]
+RunId = Annotated[str, typer.Argument(help="Id of a run, from `mens eval list`, or any unique part of it.")]
 Shown = Annotated[int, typer.Option("--worst", min=0, help="Number of the worst items to show.")]
 Margin = Annotated[
     float, typer.Option(min=0.001, max=1, help="Largest loss of the mean score that still counts as not worse.")
@@ -106,7 +106,7 @@ def run(
 
       judge=MODEL                  a served model compares answer and `expected`
 
-      better=MODEL                 with --against: a served model says which of both answers is better
+      better=MODEL                 with --against: a served model says which of the two answers is better
 
     Prints the number of requests and asks for confirmation first. Interrupting the command does not stop the run.
 
@@ -201,7 +201,7 @@ def compare(
 
 
 def cancel(run_id: RunId) -> None:
-    """Cancel a run; what was answered stays."""
+    """Cancel a run; its answers so far are kept."""
     ended = api.cancel(api.find_run(run_id))
     typer.echo(f"{ended['id']} {ended['status']}")
 

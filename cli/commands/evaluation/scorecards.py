@@ -93,7 +93,7 @@ def decide(summaries: Folders, as_json: Json = False) -> None:
 def verify(folders: Folders) -> None:
     """Verify scorecards: files match their schemas, totals match the events, and each stored answer is checked again.
 
-    Exit code 1 if one of them differs.
+    Exit code 1 if anything differs.
     """
     faults = 0
     try:
@@ -129,8 +129,9 @@ def promote(
 
     The gate `cycles` of a policy decides in the same way, and its receipt moves an alias.
 
-    A cycle is a scorecard with both conditions, sampled. Two cycles are distinct if their tasks or the models' training seeds
-    differ. In each, the candidate must gain more than .05 in task success, with an interval above 0, and lose in no other KPI.
+    A cycle is a scorecard with both conditions, sampled. Two cycles are distinct if their tasks or the models' training
+    seeds differ. In each, the candidate must gain more than .05 in task success, with an interval above 0, and must not
+    lose in any other KPI.
     """
     try:
         cycles = [_cycle(path.parent if path.name == SUMMARY else path, candidate, incumbent) for path in folders]

@@ -106,7 +106,7 @@ def show(
 
 @app.command("assign")
 def assign(scope: Scope, policy: PolicyName, reason: Reason = "") -> None:
-    """Assign a policy to an alias, the tenant or the server. Replacing an assigned policy takes an admin's key."""
+    """Assign a policy to an alias, the tenant or the server. Replacing an assigned policy needs an admin's key."""
     made = call("PUT", f"/v1/policy_assignments/{quote(scope, safe=':')}", json={"policy": policy, "reason": reason})
     typer.echo(f"{made['policy']['name']} ({made['policy']['digest'][:12]}) governs {scope} from now on")
     _print_notes(made.get("notes", []))
@@ -114,7 +114,9 @@ def assign(scope: Scope, policy: PolicyName, reason: Reason = "") -> None:
 
 @app.command("unassign")
 def unassign(scope: Scope, reason: Reason = "") -> None:
-    """Remove the policy of an alias, the tenant or the server. Takes an admin's key, and is recorded in the history."""
+    """Remove the policy of an alias, the tenant or the server. This needs an admin's key, and is recorded in the
+    history.
+    """
     call("DELETE", f"/v1/policy_assignments/{quote(scope, safe=':')}", params={"reason": reason})
     typer.echo(f"no policy governs {scope} any longer")
 

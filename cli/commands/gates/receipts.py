@@ -106,7 +106,7 @@ def create(
 
 @app.command("show")
 def show(
-    receipt: Annotated[str, typer.Argument(help="Id of the receipt, or a part that no other has.")],
+    receipt: Annotated[str, typer.Argument(help="Id of the receipt, or any unique part of it.")],
     as_json: Json = False,
 ) -> None:
     """Show which gates passed or failed, by how much, and the next step."""

@@ -35,16 +35,16 @@ LAST_EVENTS = 10
 
 @app.command("list")
 def list_jobs(
-    state: Annotated[
-        list[JobState] | None, typer.Option(help="Only in this state; may be given several times.")
+    state: Annotated[list[JobState] | None, typer.Option(help="Only jobs in this state; may be repeated.")] = None,
+    kind: Annotated[Kind | None, typer.Option(help="Only jobs of this kind.")] = None,
+    base: Annotated[
+        str | None, typer.Option(autocompletion=complete_base, help="Only jobs of this base model.")
     ] = None,
-    kind: Annotated[Kind | None, typer.Option(help="Only of this kind.")] = None,
-    base: Annotated[str | None, typer.Option(autocompletion=complete_base, help="Only of this base model.")] = None,
     alias: Annotated[
-        str | None, typer.Option(autocompletion=complete_alias, help="Only those that move this alias.")
+        str | None, typer.Option(autocompletion=complete_alias, help="Only jobs that move this alias.")
     ] = None,
     created_by: Annotated[
-        str | None, typer.Option("--by", help="Only those that the key of this name submitted.")
+        str | None, typer.Option("--by", help="Only jobs that the key of this name submitted.")
     ] = None,
     since: Annotated[
         str | None,
@@ -60,10 +60,10 @@ def list_jobs(
             metavar="ID", help="Show the page that follows this job, which is the last job of the previous page."
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=100, help="Jobs of a page.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Jobs per page.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Show jobs, newest first: when, how long, for which alias, from which base, by whom. `mens jobs show ID` has the rest."""
+    """Show jobs, newest first, with time, duration, alias, base and creator. `mens jobs show ID` shows the rest."""
     which = {
         "state": [str(job_state) for job_state in state or ()],
         "kind": kind and str(kind),

@@ -13,9 +13,7 @@ from cli.client.json_errors import note_json
 
 JobId = Annotated[
     str,
-    typer.Argument(
-        autocompletion=complete_job, help="Id of the job, or a part that no other id has: its beginning or its end."
-    ),
+    typer.Argument(autocompletion=complete_job, help="Id of the job, or its beginning or end if that is unique."),
 ]
 JobJson = Annotated[
     bool, typer.Option("--json", callback=note_json, help="Print the whole job as JSON; progress goes to stderr.")
@@ -23,5 +21,5 @@ JobJson = Annotated[
 
 
 def job_path(job_id: str) -> str:
-    """Return the path of a job's route; the id may be a part that no other job has."""
+    """Return the path of a job's route; any unique part of the id is accepted."""
     return f"/v1/jobs/{quote(resolve_job_id(job_id), safe='')}"

@@ -1,4 +1,6 @@
-"""``mens train``: create a fine-tune job from a file and options, once all that can be checked here is checked."""
+"""``mens train``: creates a fine-tune job from a file and options, after checking everything that can be checked
+here.
+"""
 
 from __future__ import annotations
 

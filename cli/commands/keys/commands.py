@@ -69,7 +69,7 @@ KeyName = Annotated[
     str,
     typer.Argument(
         metavar="KEY",
-        help="Id of the key, a part of the id that no other id has, or the name of a key that is not revoked.",
+        help="Id of the key, any unique part of the id, or the name of a key that is not revoked.",
     ),
 ]
 

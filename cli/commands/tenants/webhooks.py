@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 PATH = "/v1/webhook_endpoints"
 ALL_EVENTS = tuple(map(str, EventType))
-Endpoint = Annotated[str, typer.Argument(metavar="ID", help="Id of the endpoint, or a part that no other id has.")]
+Endpoint = Annotated[str, typer.Argument(metavar="ID", help="Id of the endpoint, or any unique part of it.")]
 Event = Annotated[
     list[str] | None, typer.Option("--event", help=f"Type of event; may be repeated: {', '.join(ALL_EVENTS)}.")
 ]

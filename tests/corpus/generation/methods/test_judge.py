@@ -58,7 +58,7 @@ def test_an_answer_that_is_not_json_is_not_a_judgement(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"range": [5, 1]}, "must rise"),
+        ({"range": [5, 1]}, "must be ascending"),
         ({"passing": ["a"]}, "needs `labels`"),
         ({"labels": ["a", "b"], "least": 1}, "cannot be combined"),
         ({"labels": ["a", "b"], "passing": ["c"]}, "not one of `labels`"),
