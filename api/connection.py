@@ -257,7 +257,7 @@ class ClientConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _end_requests(self) -> None:
-        """Tell the request in progress that its client has gone; the requests behind it never start."""
+        """Notify the request in progress that its client has gone; the requests behind it never start."""
         self.pipeline.clear()
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
@@ -322,8 +322,8 @@ def connection_class(shared: Connections) -> type[ClientConnection]:
 
 
 class _DrainedTransport:
-    """The transport that uvicorn sees: connections that uvicorn closes are drained first, and nothing is read while
-    requests wait.
+    """The transport that uvicorn sees: it drains connections that uvicorn closes, and reads nothing while requests
+    wait.
 
     While a request waits, the body of the request in progress has already been read.
     """
@@ -357,7 +357,7 @@ class _PipelineFullError(Exception):
 
 def _head_too_large(limit: int) -> TooLarge:
     message = f"The request line and headers are larger than {limit} bytes."
-    return TooLarge(Code.HEAD_TOO_LARGE, message, remedy="Send fewer or shorter ones.")
+    return TooLarge(Code.HEAD_TOO_LARGE, message, remedy="Send fewer or shorter headers.")
 
 
 def _head_too_slow(seconds: float) -> TooSlow:

@@ -221,7 +221,7 @@ def _models(services: Services, view: TenantView, spec: EvalSpec, run: RunSpec) 
 
 
 def _check_criteria(services: Services, spec: EvalSpec) -> None:
-    """Check that every criterion can run here; code is compiled in a sandbox of its own.
+    """Check that every criterion can run here; code is compiled in a separate sandbox.
 
     Raises:
         InvalidRequest: the error of `check_runnable`, with the criterion as ``param``.
@@ -240,7 +240,7 @@ def _check_criteria(services: Services, spec: EvalSpec) -> None:
 
 
 def _check_prompt(run: RunSpec) -> None:
-    """Check that the served models can read a run's prompt, whatever the item.
+    """Check that the served models can read a run's prompt for every item.
 
     Raises:
         InvalidRequest: ``GRADER_UNSUPPORTED``.

@@ -39,7 +39,7 @@ class ApiSettings(AdapterRetentionSettings):
 
     api_host: str = Field("127.0.0.1", description="Address to listen on.")
     gate_policy: Path | None = Field(
-        None, description="Policy file that governs every alias without a policy of its own or of its tenant."
+        None, description="Policy file that governs every alias that has no policy itself or through its tenant."
     )
     api_port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
     console: bool = Field(True, description="Serve the web console at `/`, and allow sign-ins to it.")

@@ -108,7 +108,8 @@ def _with_parent(view: TenantView, request: JobRequest) -> JobRequest:
 
 
 def _identity(request: JobRequest, checked: Preflight) -> Any:
-    """Return what a repeated request with the same key must equal: the plan; for a run with a parent, the request.
+    """Return the value that must be equal in a repeated request with the same key: the plan, or for a run with a
+    parent, the request.
 
     The alias that names a parent is often moved by the job itself, and the plan of a repeated request would differ then.
     """
@@ -141,7 +142,7 @@ def submit_finetune(
         idempotency_key: the same key and request give the same job.
         hyperparameters: OpenAI's three, resolved, for a job of OpenAI's API.
         requested_model: foreign name that such a job uses for its base; None: the base's own name.
-        sent: what a repeated request with the same key must equal; None: its plan.
+        sent: the value that must be equal in a repeated request with the same key; None: the job's plan.
         terms: the job's priority and limits.
 
     Raises:

@@ -78,7 +78,7 @@ ARRIVED = """(part) => {
 
 
 class Limited(NamedTuple):
-    """A fact of a goal that has a target of its own."""
+    """A fact of a goal with a separate target."""
 
     value: float
     target: float

@@ -302,7 +302,7 @@ class CorpusBench:
         }
         (folder / RECIPE_NAME).write_text(json.dumps(recipe))
         facts: dict[str, list[Facts]] = {"generate": [], "client": []}
-        # A short home: that of a smoke run's folder is too long for the API's sockets.
+        # A short home folder: that of a smoke run has too long a path for the API's sockets.
         with (
             tempfile.TemporaryDirectory() as home,
             FakeInstallation(Path(home), self._options.answer_ms / 1_000) as installation,

@@ -69,7 +69,7 @@ JOBS: dict[str, dict[str, Any]] = {
 KILLED, PAUSED, STOPPED = 0.4, 0.15, 0.3
 """Shares of the attempts that are killed, paused, or held for a moment."""
 MAX_DISTURBED = 4
-"""Attempts at one run that may be disturbed; the next one is left alone."""
+"""Number of attempts at one run that may be disturbed; the next one is not disturbed."""
 DISTURBED_STEPS = 5
 """Steps of an epoch (of six) after which a disturbance may happen."""
 COMPARED = 2

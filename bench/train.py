@@ -157,7 +157,7 @@ def fastest_trl(trainers: Trainers, settings: list[str], steps: int) -> str:
     """Return TRL's fastest setting on this machine, found by running each over the first steps."""
     if len(settings) == 1:
         return settings[0]
-    # One run decides, so by CPU time: wall time depends on what else the machine does at that moment.
+    # A single run decides, so CPU time is used: wall time depends on the machine's other load at that moment.
     speeds = {
         name: trainers.train_peer(f"trl-{name}", f"try-{name}", steps=steps).tokens_per_cpu_second for name in settings
     }

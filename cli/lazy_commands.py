@@ -75,7 +75,8 @@ class LazyGroup(TyperGroup):
     """A group that knows its commands only by name and summary until one is called, or completed. Its help lists them in
     panels, in the order of these.
 
-    An alias is replaced by the words that it stands for, so its help, its completion and its errors are those of the command.
+    An alias is replaced by the words that it stands for, so help, completion and errors are the same as for the
+    command.
     """
 
     places: ClassVar[tuple[CommandPlace, ...]] = ()

@@ -142,7 +142,7 @@ class _Build:
         self.is_open = self.is_open or (self.dry_run and action.runs)
         if action.runs and not self.dry_run:
             if isinstance(stage, Filtering):
-                # Times of files decide whether a stage runs; what it reads is compared by content.
+                # Timestamps of files decide whether a stage runs; the files that it reads are compared by content.
                 stage = stage.with_content_digests()
             stage.run(self.work / target, key_of(stage))
             state.note(stage)

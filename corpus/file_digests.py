@@ -20,7 +20,7 @@ QUIET_NANOSECONDS = 2_000_000_000
 
 
 class KnownFile(msgspec.Struct, frozen=True, array_like=True):
-    """A file as it was when its digest was computed.
+    """The state of a file at the time at which its digest was computed.
 
     Attributes:
         changed: time of the last change of content or of times (ctime), in nanoseconds, which no program can set.

@@ -104,7 +104,7 @@ class _Child:
 
 
 class FileReaders:
-    """The processes of this API. Threads share it."""
+    """The processes of this API; safe to use from several threads."""
 
     def __init__(self) -> None:
         # Guards `_idle` and `_timer`.

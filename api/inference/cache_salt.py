@@ -34,8 +34,8 @@ def with_cache_salt(body: dict[str, Any], secret: str, tenant: str) -> dict[str,
 
 @lru_cache(maxsize=1024)
 def _tenant_salt(secret: str, tenant: str) -> str:
-    """Return a tenant's salt: it is the salt of requests without one of their own and the prefix of all other salts,
-    and a replica distinguishes callers by it.
+    """Return a tenant's salt. It is the salt of requests that send none, and the prefix of all other salts; a replica
+    distinguishes callers by it.
 
     Only tenants' salts are cached, because callers can send any number of salts.
     """

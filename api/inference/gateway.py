@@ -335,7 +335,7 @@ async def choose_model(
     if lookup.is_base(model):
         await lookup.check_offered(model)
         return ModelChoice(lookup.served.of(model), model)
-    # PostgreSQL rejects NUL characters in strings, and no name of ours has an unprintable one.
+    # PostgreSQL rejects NUL characters in strings, and none of our names has an unprintable character.
     destination = await lookup.find(tenant, model) if model.isprintable() else None
     if destination is None or destination.routing is None:
         name = destination.name if destination else model

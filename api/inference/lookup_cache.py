@@ -292,7 +292,7 @@ class LookupCache:
         if self._polling is None or self._polling.done():
             # A lock belongs to the loop in which it was first waited for, and this may be another one.
             self._refreshing, self._rendering = asyncio.Lock(), asyncio.Lock()
-            # A thread of its own: a read that hangs blocks no thread of the pool.
+            # In a separate thread, so that a read that hangs blocks no thread of the pool.
             self._thread = ThreadPoolExecutor(1, "lookup-cache")
             self._polling = asyncio.create_task(self._poll())
 

@@ -127,7 +127,7 @@ def check_intended_messages(body: dict[str, Any]) -> None:
 
 def refuse_stored_response(body: dict[str, Any]) -> None:
     """Raises:
-    InvalidRequest: ``RESPONSE_NOT_STORED``: the request needs a stored response, or asks to store its own.
+    InvalidRequest: ``RESPONSE_NOT_STORED``: the request needs a stored response, or asks for its response to be stored.
     """
     for name in NEED_A_STORED_RESPONSE:
         if body.get(name):

@@ -26,7 +26,7 @@ RECHECK_SECONDS = 1.0
 
 
 class ProxiedResponse(Response):
-    """A replica's response whose first bytes have arrived. It is read once, and closed once however that ends.
+    """A replica's response whose first bytes have arrived. It is read once, and closed once, even after an error.
 
     Awaited as an ASGI application it sends itself, or the body from :meth:`converted`, and closes itself. It ends when
     the caller disconnects, so vLLM stops generating, and when the key is no longer accepted, which a stream's last

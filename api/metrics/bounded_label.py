@@ -11,7 +11,7 @@ LONGEST = 128
 
 
 class BoundedLabel:
-    """Decides which values of a label have time series of their own.
+    """Decides which values of a label have separate time series.
 
     Values that the operator names always have one. Callers choose the other values: the first ones have a time series
     each until the bound is reached; later ones, and those longer than 128 characters, become :data:`OTHER`. Safe to

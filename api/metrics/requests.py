@@ -48,7 +48,7 @@ class ApiMetrics:
     """The metrics of one API process and the registry that they are in.
 
     Args:
-        settings: which tenants and models have time series of their own.
+        settings: decide which tenants and models have separate time series.
     """
 
     def __init__(self, settings: ApiSettings) -> None:

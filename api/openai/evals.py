@@ -45,7 +45,7 @@ class CreateEval(EvalSpec):
 
 
 class UpdateEval(ClosedObject):
-    """Change of an eval's name or metadata; what it judges stays."""
+    """Change of an eval's name or metadata; its data source and criteria stay."""
 
     name: ObjectName | None = None
     metadata: Metadata | None = None

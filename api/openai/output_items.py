@@ -89,7 +89,7 @@ def item_position(run_id: str, item_id: str) -> int:
 
 
 def _results(answer: Answer, plan: EvaluationPlan) -> list[dict[str, Any]]:
-    """Return each criterion's result; for a missing answer, nothing passed."""
+    """Return each criterion's result; for a missing answer, no criterion has passed."""
     if not answer.results:
         return [
             {

@@ -1,7 +1,7 @@
 """Event feed: work that the streams of job events share, so that many of them cost other callers little.
 
 A stream reads the database only when its job has changed (`api/polling/job_versions.py`), streams of one job share a
-read, and all reads run in a few threads of their own. The number of concurrent streams is limited per key and per
+read, and all reads run in a few separate threads. The number of concurrent streams is limited per key and per
 tenant.
 """
 

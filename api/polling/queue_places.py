@@ -81,7 +81,7 @@ class QueuePlace(BaseModel):
 
 
 class QueuePlaces:
-    """Keeps the queue places of the last reading, and reads them again in a thread of its own.
+    """Keeps the queue places of the last reading, and reads them again in a separate thread.
 
     Args:
         reader: reads the queue.

@@ -33,7 +33,7 @@ class SharedReading(Generic[T]):
     """A result that all callers of one process share while it is fresh. Used in one event loop at a time.
 
     Args:
-        read: returns or raises the result, in a thread of its own.
+        read: returns or raises the result, in a separate thread.
         clock: seconds since any moment.
     """
 

@@ -128,13 +128,13 @@ MovesLimit = Annotated[int, Query(ge=1, le=1000)]
 
 @router.get("")
 def list_aliases(view: TenantViewDep) -> WholeList[GovernedAlias]:
-    """All aliases of the tenant, and the shared ones, each with what governs it."""
+    """All aliases of the tenant, and the shared ones, each with the policy that governs it."""
     return WholeList(data=view.aliases.governed())
 
 
 @router.get("/{name}")
 def retrieve_alias(name: Name, view: TenantViewDep, response: Response) -> GovernedAlias:
-    """One alias, with what governs it. Its ETag is sent back as If-Match of a move."""
+    """One alias, with the policy that governs it. Its ETag is sent back as If-Match of a move."""
     (alias,) = view.aliases.governed(name)
     _with_etag(response, alias)
     if alias.governed_by:

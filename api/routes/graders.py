@@ -76,7 +76,7 @@ async def run_grader(body: RunGrader, request: Request, services: ServicesDep, c
             result = await to_thread.run_sync(judge, None, limiter=RUNS_AT_ONCE)
     except MensError as error:
         # A limit of the key is not the answer's fault, and a grader that cannot be run here judges no answer. But code
-        # that does not compile, and a failed sandbox, have flags of their own.
+        # that does not compile, and a failed sandbox, have separate flags.
         if isinstance(error, TooMany) or not (began or is_of_code(error)):
             raise
         result = error

@@ -40,7 +40,8 @@ async def health() -> dict[str, str]:
 
 @router.get("/ready")
 async def ready(request: Request, services: ServicesDep) -> Ready:
-    """Readiness: the database answers, or did within the last second; a single slow answer changes nothing. The broker is not checked: the control worker enqueues jobs again later.
+    """Readiness: the database answers, or answered within the last second; a single slow answer changes nothing. The
+    broker is not checked: the control worker enqueues jobs again later.
 
     Workers that take no job because of a fault, e.g. a full disk, are listed, but the API is ready nevertheless. No key is
     needed; with an operator's, the faults name their workers.

@@ -42,7 +42,7 @@ def person_of(claims: Mapping[str, Any], settings: ApiSettings) -> Person:
 
 
 def name_of(claims: Mapping[str, Any]) -> str:
-    """Return a person's displayed name: the e-mail address, else a name. Rights do not depend on it."""
+    """Return the name to display for a person: the e-mail address, or else a name. Rights do not depend on it."""
     for claim in NAME_CLAIMS:
         if claim == "email" and claims.get("email_verified") is False:
             continue

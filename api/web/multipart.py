@@ -1,4 +1,4 @@
-"""Multipart bodies with a file: written to storage and hashed as they arrive, in whatever order a client sends the parts.
+"""Multipart bodies with a file: written to storage and hashed as they arrive, in any order of the parts.
 
 Python's OpenAI client sends ``purpose`` first, Node's sends the file first; at most one chunk of the file is held in
 memory at a time.

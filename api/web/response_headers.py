@@ -22,7 +22,7 @@ FOR_BROWSERS: list[tuple[bytes, bytes]] = [
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
 ]
-"""Headers of every answer of the API: a browser that opens an uploaded file runs nothing in it."""
+"""Headers of every answer of the API, so that a browser that opens an uploaded file does not run code in it."""
 OPENAI_VERSION = b"2020-10-01"
 """The version of OpenAI's API that its own responses name."""
 

@@ -118,7 +118,7 @@ def trl(path: Path, base: Path, out: Path, *, processes: int, packing: bool) -> 
 
 
 def save(path: Path, ids: Any, supervised: Any, lengths: Any) -> None:
-    """Save the result for every row. The first token is never a target, whatever label a trainer gives it."""
+    """Save the result for every row. The first token is never a target, even if a trainer labels it."""
     supervised = np.array(supervised)
     supervised[np.cumsum(lengths) - lengths] = False
     np.savez(path, ids=np.asarray(ids, np.uint32), supervised=supervised, lengths=np.asarray(lengths, np.int64))

@@ -1,4 +1,4 @@
-"""Bases for the benches that need an installation: a new tiny one, and SmolLM2-135M-Instruct."""
+"""Bases for the benches that need an installation: a new tiny base, and SmolLM2-135M-Instruct."""
 
 from __future__ import annotations
 

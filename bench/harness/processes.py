@@ -84,7 +84,7 @@ class ForkedProcesses:
             self._send({"preloaded": preloaded})
 
     def run(self, python: Path, module: str, *arguments: str, **environment: str) -> str:  # noqa: ARG002
-        """See :class:`Processes`; the interpreter is the server's, whatever ``python`` says."""
+        """See :class:`Processes`; the interpreter is the server's, and ``python`` is ignored."""
         with tempfile.TemporaryDirectory() as folder:
             output, errors = Path(folder) / "stdout", Path(folder) / "stderr"
             request = {

@@ -66,7 +66,7 @@ class Roofline:
         s = self.shape
         embeddings = 2 * s.hidden * s.vocabulary * (1 if s.tied else 2)
         tokens: int = min(budget.get("tokens", self.recipe.seq_len), self.tokens // len(self.recipe.rates))
-        # Bytes per token and layer that are saved for the backward pass, bf16: recomputing keeps a layer's input alone.
+        # Bytes per token and layer that are saved for the backward pass, bf16: recomputing keeps only a layer's input.
         minimal = 4 * (s.hidden + s.heads * s.head_dim + s.kv_heads * s.head_dim + s.intermediate)
         per_layer: int = 2 * s.hidden if budget.get("recompute") == Recompute.BLOCKS else minimal
         cache = 2 * self.weights if budget.get("cache_dequantised") else 0

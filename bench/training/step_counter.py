@@ -87,7 +87,7 @@ class StepCounter(TorchDispatchMode):
         for tensor in made.values():
             self._watch(tensor)
         name = operation.overloadpacket.__name__
-        # An operation that makes nothing and changes nothing has returned a view.
+        # An operation that neither creates nor changes a tensor has returned a view.
         if (made or operation._schema.is_mutable) and not name.startswith("empty"):  # noqa: SLF001
             self._count(operation, name, args, kwargs or {}, output)
         return output

@@ -1,4 +1,4 @@
-"""Errors in an API's response, in the form of our own errors, for programs and for a terminal."""
+"""Converts errors in an API's response to the form of our own errors, for programs and for a terminal."""
 
 from __future__ import annotations
 

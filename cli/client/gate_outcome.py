@@ -1,4 +1,4 @@
-"""Describes on a terminal what a job's result contains about gates and its alias."""
+"""Describes on a terminal the gates and the alias in a job's result."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def ensure_base(settings: Settings, base: str) -> str:
 
 
 def start(stack: Stack, console: Console, stop: threading.Event | None = None, wait: float | None = None) -> None:
-    """Start a stack, print which programs are ready, and from time to time what is awaited.
+    """Start a stack, print which programs are ready, and from time to time which ones are awaited.
 
     Args:
         stop: once it is set, this returns at once.

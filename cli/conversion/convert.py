@@ -309,7 +309,7 @@ def _versions(row: Row) -> list[tuple[Row, bool]]:
 
 
 def _answered(row: Row, form: RowForm | None, rules: Rules, outcome: RowOutcome) -> RowOutcome:
-    """Return the chat with a row's chosen answer, whatever rows the user asks for.
+    """Return the chat with a row's chosen answer, even if the user asks for other kinds of rows.
 
     Raises:
         Dropped: the row is not converted.

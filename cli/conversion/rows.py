@@ -160,7 +160,7 @@ def _convert_message(message: Row, options: RowOptions, outcome: RowOutcome) -> 
 
 
 def _joined(parts: list[Any], options: RowOptions, outcome: RowOutcome) -> str:
-    """Return the content of a message that is a list of parts, joined as chat templates do: with nothing in between."""
+    """Return the content of a message that is a list of parts, joined without a separator, as chat templates do."""
     texts = []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else ""
@@ -229,7 +229,7 @@ def _take_notes(row: Row, outcome: RowOutcome) -> None:
 
 
 def _one_row_an_answer(row: Row) -> list[Row]:
-    """Return a row for each trained answer, with the turns before it, in which nothing else is trained."""
+    """Return a row for each trained answer, with the turns before it; no other turn of the row is trained."""
     rows = []
     for end, message in enumerate(row["messages"]):
         if _is_learnt(message):

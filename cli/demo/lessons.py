@@ -107,7 +107,7 @@ def has_the_values(answer: str, reference: str) -> bool:
 
 
 def _object(answer: str) -> dict[str, Any] | None:
-    """Return the JSON object in a string, if it is one."""
+    """Return the JSON object in a string; None if it is not an object."""
     try:
         value = json.loads(answer)
     except (ValueError, RecursionError):

@@ -159,7 +159,7 @@ def to_item(row: Mapping[str, Any]) -> Item:
 
 
 def _written_turns(item: Item) -> list[dict[str, Any]]:
-    """Return the turns of a row that names its prompt, and its answer if it has one, in fields of their own."""
+    """Return the turns of a row that has its prompt, and its answer if any, in separate fields."""
     texts = {key: item[key] for key in TEXTS if isinstance(item.get(key), str)}
     prompt, answer = msgspec.convert(texts, Record).pair()
     turns = [("user", prompt), ("assistant", answer)]

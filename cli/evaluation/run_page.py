@@ -107,7 +107,9 @@ def _interval(items: Sequence[OutputItem], criterion: str, passed: int, judged: 
 
 
 def _print_wrong(pairs: PairedItems) -> None:
-    """Print a wrong answer of the new model where the old one is not better: a rate does not show how it is wrong."""
+    """Print a wrong answer of the new model to an item on which the old one is not better: a rate does not show what is
+    wrong.
+    """
     items = {id(pair.item): pair.item for of_criterion in pairs.by_criterion.values() for pair in of_criterion}
     if failed := worst(items.values()):
         typer.echo(f"\nnew is not worse on any item; {counted(len(failed), 'answer')} of it did not pass, such as")

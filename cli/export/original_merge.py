@@ -26,7 +26,7 @@ def merge_original(base_shards: list[Path], adapter: Path, meta: Path, output: P
         MensError: with the code of the fault (docs/errors.md, ``MERGE_…``).
     """
     shards = [part for shard in base_shards for part in ("--base-shard", str(shard))]
-    # A process of its own: the command line never imports torch.
+    # In a separate process, because the command line never imports torch.
     command = [sys.executable, "-m", "worker.merge", *shards, "--adapter", str(adapter), "--meta", str(meta)]
     done = subprocess.run(
         [*command, "--output", str(output)],

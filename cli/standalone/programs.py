@@ -33,7 +33,7 @@ ends soon."""
 END_SECONDS = 10
 """How long a program may take to end after that."""
 METERED = ("api", "worker", "control")
-"""Programs that listen for a scraper, each on a port of its own. A replica serves its metrics on its own port."""
+"""Programs that listen for a scraper, each on a separate port. A replica serves its metrics on its normal port."""
 
 
 def drain_seconds(settings: Settings) -> float:

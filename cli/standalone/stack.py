@@ -73,7 +73,7 @@ class Stack:
     Attributes:
         home: folder of the installation's data.
         base: catalogue name of the base model that is served; it must be in the catalogue already.
-        more_bases: further bases, each served by a replica of its own.
+        more_bases: further bases, each served by its own replica.
         api_port: port of the API; 0 picks a free one.
         environment: extra settings of the programs.
         drain_seconds: how long requests in flight may continue when it stops.
@@ -140,7 +140,7 @@ class Stack:
 
         Args:
             seconds: longest wait; None: as long as the programs make progress.
-            report: called from time to time with a line on what is awaited.
+            report: called from time to time with a line about the programs that are awaited.
 
         Raises:
             StackFailed: a program keeps dying, makes no progress, or is not ready in time; with the cause from its log.
@@ -200,7 +200,7 @@ class Stack:
         return name.startswith(SERVING) and cause is not None and (cause.coded or bool(cause.remedy))
 
     def _describe_waiting(self, names: list[str], seconds: float) -> str:
-        """Describe what is awaited, and where to see how far the first program is."""
+        """Describe which programs are awaited, and where the progress of the first one can be seen."""
         return f"waiting for {', '.join(map(self.label, names))} ({seconds:.0f} s); log: {self._log(names[0])}"
 
     def label(self, program: str) -> str:
@@ -210,7 +210,7 @@ class Stack:
 
     @property
     def bases(self) -> tuple[str, ...]:
-        """Every served base, each with a replica of its own."""
+        """Every served base, each with its own replica."""
         return (self.base, *self.more_bases)
 
     def raise_if_failed(self) -> None:

@@ -43,8 +43,8 @@ class Supervisor:
     def start(self) -> None:
         """Start supervisord, for the first time or again after it has ended; its remaining programs are killed first."""
         self._kill_programs()
-        # A session of its own, because Ctrl-C in the terminal must reach this process only, which then stops the programs in
-        # order.
+        # In a separate session, because Ctrl-C in the terminal must reach this process only, which then stops the
+        # programs in order.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "cli.standalone.supervise", str(self._config)],
             env={**os.environ, **self._environment, "MENS_PARENT_PID": str(os.getpid())},

@@ -1,4 +1,4 @@
-"""Programs of the worker that the command line runs in processes of their own, because it never imports torch."""
+"""Programs of the worker that the command line runs in separate processes, because it never imports torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run_worker_program(module: str, *arguments: str, threads: int | None = None)
 
 
 def _printed_error(output: str) -> MensError | None:
-    """Return the error in the last line of a program's output, if it is one."""
+    """Return the error in the last line of a program's output; None if the line is not an error."""
     lines = output.splitlines() or [""]
     try:
         fields = json.loads(lines[-1])

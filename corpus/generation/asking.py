@@ -308,7 +308,7 @@ class ModelAsker:
                 return _refused(endpoint, f"it refuses every request: {reason}")
             return RowDropped(VerdictCode.REQUEST_REFUSED, reason)
         if 300 <= status < 500 and status not in (408, 409, 429):
-            # The message of another server stays out: that of a refused key may quote the key.
+            # Another server's message is left out, because the message about a refused key may quote the key.
             return _refused(
                 endpoint, f"it returns {reason}{self._message(outcome, endpoint) if endpoint.is_ours else ''}"
             )

@@ -110,7 +110,7 @@ class Generation:
             if report.dropped:
                 writer.report["dropped"] = dict(sorted(report.dropped.items()))
             if report.stopped:
-                # The bytes differ from those of the whole recipe, so the key does too.
+                # The bytes differ from those of the whole recipe, so the key must differ too.
                 writer.key = stage_key(self.name, self.version, {"rows": writer.rows}, {"whole": key})
                 writer.report["stopped"] = f"budget.{report.stopped.bound}"
             elif not writer.rows:

@@ -1,7 +1,7 @@
 """Mix sources into one training file.
 
     1  each part of a source becomes a piece (`pieces.py`): the rows that its weight keeps, sorted by their place
-    2  duplicates, held-out rows and shares are decided on fingerprints and places alone
+    2  duplicates, held-out rows and shares are decided from fingerprints and places only
     3  range by range of places, the rows that stay are read from all pieces, sorted and written
 
 Parts are distributed among processes and their results are taken in order; the place of a row depends only on the seed

@@ -105,7 +105,7 @@ def report_path(output: Path) -> Path:
 
 
 def read_report(path: Path) -> MixReport | None:
-    """Return a report; None if it does not exist or is not one."""
+    """Return a report; None if the file does not exist or is not a report."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=MixReport)
     except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):

@@ -11,7 +11,8 @@ from corpus.units.records import UnitRow
 from shared.checkers.unit import UnitKind
 
 MAX_USES = 3
-"""Largest number of helpers of its module that a test may use and still be written from the function alone."""
+"""Largest number of helpers from its module that a test may use; with more, it could not be written from the function
+alone."""
 _IMPORTED = re.compile(r"^from \S+ import (\w+)$", re.MULTILINE)
 
 

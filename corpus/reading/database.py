@@ -207,7 +207,8 @@ class Snapshot:
                 yield part
 
     def _execute(self, head: str, query: Query, **options: Any) -> Any:
-        # A value is always bound: the server then takes one statement only, whatever the query holds.
+        # At least one value is always bound: the server then accepts only one statement, even if the query contains
+        # several.
         conditions = " AND ".join(("1 = ?", *query.conditions))
         sql, tail = query.sql, f" AS mens_rows WHERE {conditions} {query.tail}"
         if self._is_format:

@@ -64,7 +64,7 @@ class _Document:
             level = len(heading[1])
             name = line[heading.end() :].strip()
             bare = name.rstrip("#")
-            # Hashes at the end belong to the heading's form, but not those of a name such as C#.
+            # Hash signs at the end belong to the heading's markup, except in a name such as C#.
             name = bare.rstrip() if bare.endswith((" ", "\t")) else name
             self.headings = [part for part in self.headings if part[0] < level] + [(level, name)]
             return

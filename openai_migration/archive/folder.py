@@ -247,7 +247,7 @@ def now() -> str:
 def _open_journal(path: Path) -> BinaryIO:
     file = os.fdopen(os.open(path, os.O_CREAT | os.O_RDWR, 0o600), "r+b")
     content = file.read()
-    # The next line must not continue a torn one.
+    # The next line must not continue an incomplete one.
     file.seek(content.rfind(b"\n") + 1)
     file.truncate()
     return file

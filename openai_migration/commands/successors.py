@@ -230,7 +230,9 @@ def _by_end(contents: ArchiveContents, plans: list[SuccessorPlan]) -> list[Succe
 def _check_models(archive: Path, available: Sequence[str], requested: Sequence[str]) -> None:
     """End the command if the archive has no tuned model, or lacks a requested one."""
     if not available:
-        fail(f"{archive} has no tuned model. If you have the files of one, import them: `mens migrate openai import`.")
+        fail(
+            f"{archive} has no tuned model. If you have the files of a tuned model, import them: `mens migrate openai import`."
+        )
     if unknown := [name for name in requested if name not in available]:
         fail(f"the archive has no tuned model {', '.join(unknown)}; it has {', '.join(available)}")
 

@@ -147,7 +147,7 @@ def ask(
     make_private(path.parent, folder)
     path.touch(mode=0o600)
     with path.open("r+b") as lines, ThreadPoolExecutor(concurrency) as pool:
-        # The next line must not continue a torn one.
+        # The next line must not continue an incomplete one.
         lines.seek(lines.read().rfind(b"\n") + 1)
         lines.truncate()
         futures = [pool.submit(_ask, client, body) for body in bodies]

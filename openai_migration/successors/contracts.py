@@ -98,7 +98,7 @@ def tuned_models(contents: ArchiveContents) -> Iterator[ConvertedModel | Unplann
     """Yield every tuned model of an archive that is not a checkpoint, with its converted files.
 
     Raises:
-        ArtifactInvalid: nothing was converted yet.
+        ArtifactInvalid: no file has been converted yet.
     """
     converted = {(file.project, file.file_id): file for file in _read_report(contents.folder).files}
     for project in contents.projects():

@@ -159,7 +159,7 @@ class ReplicaAddress:
 
 
 class ReplicaClient:
-    """Sends requests to replicas, directly, whatever HTTP proxy the environment names.
+    """Sends requests to replicas directly, ignoring any HTTP proxy that the environment names.
 
     Args:
         key: the key that replicas require; empty: none.

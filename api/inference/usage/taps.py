@@ -64,7 +64,7 @@ class Tap(ABC):
         """Return the usage of one request, with the tokens reported so far."""
 
     def close(self) -> None:
-        """Count the amount, however the response ended. The second call does nothing."""
+        """Count the amount, even if the response ended early. The second call does nothing."""
         count, self._count = self._count, None
         if count is not None:
             count(self.amount())
@@ -77,7 +77,7 @@ class Details(msgspec.Struct):
 
 
 class VllmUsage(msgspec.Struct):
-    """vLLM's ``usage``, of every route: the Responses API has names of its own."""
+    """vLLM's ``usage`` on every route; the Responses API has other field names."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None

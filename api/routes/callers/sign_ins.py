@@ -1,7 +1,7 @@
 """Signing in to the console: ``/v1/sign_in``, ``/v1/sign_ins``, ``/v1/sign_in_codes``.
 
 A sign-in takes a key, or a code that a key has made. It consists of two halves: a cookie that scripts cannot read, and a token that
-the page makes, keeps, and sends as ``X-Mens-Sign-In``. Neither half opens anything alone.
+the page makes, keeps, and sends as ``X-Mens-Sign-In``. Neither half grants access alone.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def end_sign_in(
 ) -> EndedSignIn:
     """End a sign-in; `current` is the one that this request was made with. Every API process refuses it within a quarter of a second.
 
-    An admin may end those of all keys of the tenant, others those of their own key.
+    An admin may end the sign-ins of all keys of the tenant; other callers may end those of their own key.
     """
     current = _current(services, request)
     if sign_in_id == CURRENT and current is None:

@@ -96,7 +96,7 @@ async def finish_provider_sign_in(
         ),
     ],
 ) -> SignInNow:
-    """Sign in with the identity provider's answer, once. The response sets a cookie, as that of `POST /v1/sign_ins`.
+    """Sign in with the identity provider's answer, once. The response sets a cookie, like that of `POST /v1/sign_ins`.
 
     The person gets tenant and role of their groups. The sign-in ends after 12 hours at the latest.
     """

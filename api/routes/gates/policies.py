@@ -45,7 +45,7 @@ class CheckPolicy(BaseModel):
 
 
 class CheckedPolicy(BaseModel):
-    """A policy as it was understood: every default filled in."""
+    """A policy with every default filled in."""
 
     digest: str
     policy: dict[str, object]

@@ -67,7 +67,7 @@ def _judge(body: EvaluatePromotion, view: TenantView) -> PromotionResult:
 
 
 def _not_at_alias(body: EvaluatePromotion, view: TenantView) -> list[str]:
-    """Return what the cycles lack to apply to an alias. Raises NotFound (``ALIAS_NOT_FOUND``)."""
+    """Return the reasons why the cycles do not apply to an alias. Raises NotFound (``ALIAS_NOT_FOUND``)."""
     assert body.alias
     targets = {target.adapter for target in view.aliases.get(body.alias).targets}
     incumbents = {

@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/aliases", tags=["aliases"])
 
 
 class JudgedShadow(ShadowComparison):
-    """A comparison, and what its counts show at this look."""
+    """A comparison, and the result of its counts so far."""
 
     verdict: Literal["worse", "undecided"] = Field(
         description="`worse`: the e-value has reached 20, and requests are no longer copied."

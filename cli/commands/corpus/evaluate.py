@@ -42,8 +42,8 @@ def evaluate(
 
     Example: mens corpus eval train.jsonl --policy gates.yaml
 
-    The measures have the original's fields. Nothing is run. The gates are those of `mens policies`, with the file's answers in the place of a
-    model's.
+    The measures have the original's fields. Nothing is run. The gates are the same as in `mens policies`, but judge the
+    file's answers instead of a model's.
     """
     from corpus.measures.evaluation import judge_file, measure_file
     from corpus.shards import write_json

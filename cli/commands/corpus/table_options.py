@@ -119,7 +119,7 @@ class TableOptions:
     license: str | None = None
 
     def spec(self) -> PullSpec:
-        """Return what to pull.
+        """Return the description of the pull.
 
         Raises:
             InvalidRequest: ``CORPUS_RECIPE_INVALID``, ``CORPUS_QUERY_INVALID``.
@@ -140,7 +140,7 @@ class TableOptions:
         return PullSpec.of(section)
 
     def address(self) -> SourceAddress:
-        """Return where the source is.
+        """Return the address of the source.
 
         Raises:
             NotFound: ``CORPUS_SOURCE_UNKNOWN``.

@@ -23,7 +23,7 @@ from shared.hashing import digest_file
 
 def where(
     row_id: Annotated[
-        str | None, typer.Argument(metavar="ROW_ID", help="`id` of the row: 16 hexadecimal digits. Or --adapter.")
+        str | None, typer.Argument(metavar="ROW_ID", help="`id` of the row: 16 hexadecimal digits. Or use --adapter.")
     ] = None,
     corpus: Annotated[
         Path,

@@ -51,7 +51,7 @@ def describe_outcome(job: dict[str, Any]) -> str:
     if job["error"]:
         return f"{job['state']}: {job['error']['code']}: {job['error']['message']} {job['error']['remedy']}"
     if merged := job["result"].get("model_digest"):
-        made = f"models/{merged} in the storage folder; `mens up --base {merged[:12]}` serves it as a base of its own"
+        made = f"models/{merged} in the storage folder; `mens up --base {merged[:12]}` serves it as a base"
         return f"{job['state']}: {made}{_fidelity(job['result'].get('fidelity'))}"
     return f"{job['state']}  {job['result'].get('adapter_id') or ''}".rstrip()
 

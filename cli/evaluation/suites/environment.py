@@ -1,4 +1,4 @@
-"""The environment of lm-evaluation-harness: the packages that `locks/suites.lock` pins, in a folder of its own, created
+"""The environment of lm-evaluation-harness: the packages that `locks/suites.lock` pins, in a separate folder, created
 by an explicit command.
 
 It shares nothing with ours, so that its 80 packages do not affect our versions, and our releases do not affect

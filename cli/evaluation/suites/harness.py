@@ -94,7 +94,8 @@ def command(python: Path, run: SuiteRun, model: str, url: str, output: Path) -> 
 
 
 def environment(key: str, cache: Path, *, online: bool, ours: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the child's environment: the key, a cache of its own, and little of ours; no setting or secret of Mens.
+    """Return the child's environment: the key, a separate cache, and a few of our variables; no setting or secret of
+    Mens.
 
     Args:
         key: key for the API.

@@ -17,7 +17,7 @@ from shared.errors import Code, InvalidRequest
 from shared.tokenization.chat_template import ChatTemplate, Turn
 
 MARKS = ("Qa4w", "Qb4w", "Qc4w", "Qd4w")
-"""Strings that no template changes or writes on its own."""
+"""Strings that templates neither change nor write themselves."""
 PROBE_TEXTS = ("plain", 'two\nlines, "quoted" & <tagged>', "{{ .Content }} {% tags %}", "数据, żółć 🙂", "a brace {")
 PROBE_CHATS = (
     ("user",),
@@ -166,8 +166,8 @@ def _common(a: str, b: str) -> str:
 
 
 def _cuts(text: str, tail: str, tokens: Sequence[str]) -> list[str]:
-    """Return beginnings of a string that may be the end of a turn: the end of a chat, strings before a token, then all,
-    longest first.
+    """Return the beginnings of a string with which a turn may end: first the end of a chat, then the parts before a
+    token, then all others, the longest first.
     """
     beginnings = [text[:length] for length in range(len(text), -1, -1)]
     at_tokens = [beginning for beginning in beginnings if text[len(beginning) :].startswith(tuple(tokens))]

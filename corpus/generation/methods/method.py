@@ -81,7 +81,7 @@ class RowRequests:
         """
         messages = [{"role": "system", "content": self.fill(column.system)}] if column.system is not None else []
         messages.append({"role": "user", "content": prompt})
-        # At temperature 0 equal prompts have one answer; else each row has its own.
+        # At temperature 0, equal prompts share one answer; otherwise each row has its own.
         number = sample if column.temperature == 0 else self.index * MAX_SAMPLES + sample
         options = {} if column.temperature is None else {"temperature": column.temperature}
         text = self.send(column, ModelRequest(column.model, messages, column.max_tokens, options, number))

@@ -27,7 +27,7 @@ def prefer(column: PreferColumn, row: RowRequests) -> dict[str, Any]:
         except RowDropped as drop:
             if drop.code is VerdictCode.SECRET:
                 raise
-    # The first of equal ones, in the order of the samples.
+    # The first of several equal answers, in the order of the samples.
     best = max(scores, key=lambda text: scores[text], default="")
     worst = min(scores, key=lambda text: scores[text], default="")
     if not scores or scores[best] <= scores[worst]:

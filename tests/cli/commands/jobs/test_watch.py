@@ -72,7 +72,7 @@ def test_watch_prints_what_was_measured_of_a_merge(installation: CliInstallation
     }
     leases.finish(lease, {"model_digest": "a" * 64, "fidelity": fidelity})
     lines = installation.mens("jobs", "watch", lease.job.id).splitlines()
-    assert lines[-2].endswith(f"`mens up --base {'a' * 12}` serves it as a base of its own")
+    assert lines[-2].endswith(f"`mens up --base {'a' * 12}` serves it as a base")
     assert "152 positions" in lines[-1] and "2.5e-05 from base + adapter (limit 1e-02" in lines[-1]
     assert lines[-1].endswith("the adapter's effect is 3.0e-01")
 
