@@ -225,7 +225,8 @@ def validation_error(error: RequestValidationError, remedy: str = "") -> Invalid
         return _not_json(pydantic_errors[0], error.body, remedy)
     faults = describe_faults(pydantic_errors, error.body)
     path, reason = next(iter(faults.items()))
-    # The fine-tune contract is the field `contract` of this API's requests, and parts of it the field `mens` of OpenAI's.
+    # This API's requests have the fine-tune contract in the field `contract`; OpenAI's have parts of it in the field
+    # `mens`.
     is_merge = isinstance(error.body, dict) and error.body.get("kind") == "merge"
     is_in_contract = path.partition(".")[0] in ("contract", "mens") and not is_merge
     meant = None

@@ -1,7 +1,7 @@
 """The data path, compared with other libraries (goals C3, then C2): ``python -m bench.data``.
 
 Runs ``bench/datasets/validation.py``, ``bench/datasets/conversion.py`` and ``bench/datasets/preparation.py``; each
-prints a table, and one line of JSON per goal. The exit code is 0 when both met their goals. The peers are installed in
+prints a table, and one line of JSON per goal. The exit code is 0 when all met their goals. The peers are installed in
 ``.cache/bench-venv``, made on the first run; the product needs none.
 
 ``--memory --size 2GB`` streams one large file instead and reports the memory that its validation took; a smoke run does

@@ -122,7 +122,7 @@ def _form(columns: Sequence[str], indices: list[int], rows: list[list[str]], wid
     cells = list(zip([columns[index] for index in indices], *rows, strict=True))
     least = [max(len(word) for value in column for word in (value.split() or [""])) for column in cells]
     natural = [max(map(len, column)) for column in cells]
-    # Three characters of border for each column, and one.
+    # The border takes three characters per column, and one more.
     room = width - sum(least) - 3 * len(cells) - 1
     if room < 0:
         return None

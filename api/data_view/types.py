@@ -61,7 +61,7 @@ class DataRow(BaseModel):
 
 
 class RowsRead(BaseModel):
-    """A page as the contained process answers it."""
+    """A page as the contained process returns it."""
 
     seq_len: int | None
     method: MethodType
@@ -97,7 +97,7 @@ class JobRefusal(BaseModel):
 
 
 class ReportMade(BaseModel):
-    """A report as the contained process answers it."""
+    """A report as the contained process returns it."""
 
     seq_len: int | None
     method: MethodType

@@ -77,7 +77,7 @@ class ProxiedResponse(Response):
         self._ended = False
 
     def converted(self, content: AsyncIterable[bytes], headers: dict[str, str]) -> Self:
-        """Return this response with another body: the bytes of an iterator over it.
+        """Return this response with another body: the bytes that an iterator makes from this one.
 
         Args:
             headers: added to the replica's headers, or replacing them; names in lower case.

@@ -50,7 +50,7 @@ def in_openais_shape(content: bytes) -> bytes:
 
 
 def with_refusal(content: bytes) -> bytes:
-    """Return log-probabilities with the field for a refusal as null: vLLM never returns the field, but OpenAI requires
+    """Return log-probabilities with null in the field for a refusal: vLLM never returns the field, but OpenAI requires
     it.
     """
     return content.replace(LOGPROBS, WITH_REFUSAL)

@@ -84,7 +84,7 @@ class JobsCollector(Collector):
             yield from self._queue(counts)
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing: otherwise the registry would scrape to find the names."""
+        """Return no metrics: otherwise the registry would scrape to find the names."""
         return iter(())
 
     def _jobs(self, job_counts: JobCounts) -> Metric:
@@ -150,7 +150,7 @@ class WebhooksCollector(Collector):
         yield oldest
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing, for the reason given in :meth:`JobsCollector.describe`."""
+        """Return no metrics, for the reason given in :meth:`JobsCollector.describe`."""
         return iter(())
 
 
@@ -196,5 +196,5 @@ class ReplicasCollector(Collector):
         yield in_flight
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing, for the reason given in :meth:`JobsCollector.describe`."""
+        """Return no metrics, for the reason given in :meth:`JobsCollector.describe`."""
         return iter(())

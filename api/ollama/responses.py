@@ -1,7 +1,7 @@
 """OpenAI's responses in Ollama's shape. Pure.
 
-Each chunk of a stream becomes its lines at once. The last line has the token counts, which are vLLM's own, and durations in
-nanoseconds as the API measured them.
+Each chunk of a stream is converted to lines as soon as it arrives. The last line has the token counts, which are vLLM's
+own, and durations in nanoseconds as the API measured them.
 """
 
 from __future__ import annotations

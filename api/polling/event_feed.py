@@ -29,8 +29,8 @@ class EventFeed:
     """Admits the event streams of one process and shares their reads. Used in one event loop at a time.
 
     Args:
-        max_streams: most concurrent streams of one key.
-        max_tenant_streams: most concurrent streams of all keys of a tenant.
+        max_streams: largest number of concurrent streams of one key.
+        max_tenant_streams: largest number of concurrent streams of all keys of a tenant.
     """
 
     def __init__(self, max_streams: int, max_tenant_streams: int) -> None:

@@ -96,7 +96,7 @@ async def responses(request: Request, services: ServicesDep, caller: CallerDep) 
 
 @router.post("/embeddings", openapi_extra=described("input", input=TEXTS))
 async def embeddings(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
-    """Embeddings by a model that makes them, in OpenAI's shape. A model that generates text does not."""
+    """Embeddings by an embedding model, in OpenAI's shape. A model that generates text cannot make them."""
     return await _forward(request, services, caller, "/v1/embeddings")
 
 

@@ -106,12 +106,14 @@ class CreateFromRows(QueueTerms):
 
     model_config = ConfigDict(extra="allow")
     model: str = Field(
-        min_length=1, validation_alias=AliasChoices("model", "base"), description="Name of the base model; also `base`."
+        min_length=1,
+        validation_alias=AliasChoices("model", "base"),
+        description="Name of the base model; the key may also be `base`.",
     )
     data: list[dict[str, Any]] = Field(
         min_length=1,
         validation_alias=AliasChoices("data", "dataset"),
-        description="Training rows, as in a JSONL file; also `dataset`.",
+        description="Training rows, as in a JSONL file; the key may also be `dataset`.",
     )
     preset: str | None = None
     domain: str | None = None

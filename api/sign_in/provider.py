@@ -254,7 +254,7 @@ class IdentityProvider:
 
 
 def _claim_of(error: Exception) -> str:
-    """Return the name of the wrong claim among those that are checked."""
+    """Return the name of the claim that failed its check."""
     claim = getattr(error, "claim", None)
     return f": {claim}" if claim in {"iss", "aud", "azp", "exp", "iat", "nbf", "nonce", "sub"} else ""
 

@@ -114,7 +114,7 @@ def lora(device: str) -> PartResult:
         base = load_base(Path(folder), QuantSection(), torch.device(device), torch.bfloat16)
     theirs = attach_lora(base, AdapterSection(rank=4, alpha=8, dropout=0), 3).train()
     ours = copy.deepcopy(theirs)
-    # The same values on a CPU: its own quantiser rounds some to other codes.
+    # The same quantised values on a CPU, whose own quantiser would round some to other codes.
     exact = dequantised(copy.deepcopy(theirs)).float().cpu()
     report = fuse_lora(ours, cache_dequantised=False)
     errors = {"fused": 0.0, "autocast": 0.0, "peft": 0.0}

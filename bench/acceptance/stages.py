@@ -77,7 +77,7 @@ def memory_work(setting: Setting) -> StageWork:
 
 
 def scan_work(setting: Setting) -> StageWork:
-    """Return the scans, and compare the trainer's with transformers'."""
+    """Return one part for each scan; the conclusion compares the trainer's scan with transformers'."""
     tokens = SMOKE_SCAN_TOKENS if setting.smoke else SCAN_TOKENS
     results: dict[str, PartResult] = {}
 

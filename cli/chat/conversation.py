@@ -85,7 +85,7 @@ class Conversation:
             note(describe_empty(self.model, self.system, self.settings.max_tokens, finish_reason))
 
     def _choices(self, body: dict[str, Any], begun: Callable[[Conversation], None]) -> Iterator[dict[str, Any]]:
-        """Yield the first choice of each event of a stream that has one."""
+        """Yield the first choice of each event of a stream that has a choice."""
         connection = connect()
         try:
             with connection.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as response:

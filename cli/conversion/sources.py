@@ -239,7 +239,7 @@ def _wrapped_rows(source: SourceFile) -> Iterator[SourceRow]:
 
 
 def choose_split(names: list[str], requested: str, path: Path) -> str:
-    """Return the part of a source that has several: the requested one, or the only one.
+    """Return a part of a source: the requested one, or the only one.
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``.

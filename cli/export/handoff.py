@@ -79,7 +79,7 @@ def _notes(backend: Backend, manifest: AdapterManifest) -> str:
                 + (f" Chats: apply_chat_template(messages, **{arguments})." if manifest.template_arguments else "")
             )
         case _:
-            return f"Requests name the model {manifest.adapter_id}; the API key is one of this installation."
+            return f"Requests name the model {manifest.adapter_id}; the API key is a key of this installation."
 
 
 def _rank_of_vllm(rank: int) -> int:

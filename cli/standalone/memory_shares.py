@@ -1,5 +1,5 @@
-"""Memory, or GPU, that each replica of `mens up` may use on this machine: the trainer and the other programs need the
-rest.
+"""Share of memory or GPU that each replica of `mens up` may use on this machine: the trainer and the other programs
+need the rest.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 SEPARATOR = "\0"
-"""No expression of this package matches it, so no match crosses from one text into the next."""
+"""Separator that no expression of this package matches, so that no match extends from one text into the next."""
 
 
 class FoundSpan(NamedTuple):

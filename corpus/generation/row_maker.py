@@ -70,7 +70,7 @@ class RowMaker:
         try:
             return {key: leaf(values) for key, leaf in self._row}
         except MensError as error:
-            # A key that some rows of a file lack.
+            # Some rows of the file lack this key.
             raise recipe_invalid(error.message, "row", None) from None
 
     def _checked(self, index: int, line: bytes) -> str:
@@ -82,7 +82,7 @@ class RowMaker:
             record = decode_line(line)
         except RowError as error:
             if error.code is RowCode.ROW_TOO_LONG and self._has_models:
-                # What a model writes has any length, and ends no run.
+                # A model's text may have any length, and must not end the run.
                 raise RowDropped(VerdictCode.TOO_LONG) from None
             raise recipe_invalid(
                 f"Row {index} is not a training row: {error.reason} ({error.code}).", "row", None

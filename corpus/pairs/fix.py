@@ -86,7 +86,7 @@ class Fix:
     def pairs(self, unit: UnitRow, context: RuleContext) -> Iterator[Draft]:
         """See :class:`corpus.pairs.rule.PairRule`."""
         if unit.uses or unit.language != "python":
-            # With names of its module, the checker would refuse the original too.
+            # If it used names of its module, the checker would refuse the original too.
             return
         code = "\n\n\n".join(filter(None, [unit.context, unit.code]))
         seed = seed_of(unit)

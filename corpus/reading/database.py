@@ -229,7 +229,7 @@ def _make_engine(address: SourceAddress) -> Engine:
 
 
 def _connect_sqlite(path: Path) -> sqlite3.Connection:
-    # Without SQLAlchemy's and the module's own transactions: the snapshot begins one.
+    # SQLAlchemy and the sqlite3 module must not begin transactions, because the snapshot begins one.
     return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None, timeout=10)
 
 

@@ -1,4 +1,4 @@
-"""Limits of the serving tier, read from its replicas, so that nothing is trained that could not be served."""
+"""Limits of the serving tier, read from its replicas, so that every trained adapter can be served."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class ServedModels:
         self._adapters: dict[str, ServedModel] = {}
 
     def set_bases(self, catalog: Catalog) -> None:
-        """Take the bases from the current catalogue; the same catalogue again costs nothing."""
+        """Take the bases from the current catalogue; does nothing if the catalogue has not changed."""
         if catalog is not self._catalog:
             self._bases = {base.name: served_base(base) for base in catalog.bases}
             self._merged = frozenset(base.name for base in catalog.bases if base.merged_from)

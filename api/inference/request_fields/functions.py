@@ -98,7 +98,7 @@ def _tool_choice(choice: Any) -> Any:
 
 
 def _is_old(message: Any) -> bool:
-    """Return whether a message is a function's result, or an assistant's with a call."""
+    """Return whether a message is a function's result, or an assistant's message with a call."""
     role = message.get("role") if isinstance(message, dict) else None
     return role == "function" or (role == "assistant" and bool(message.get("function_call")))
 

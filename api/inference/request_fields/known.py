@@ -181,7 +181,7 @@ ONLY: dict[str, tuple[Any, ...]] = _RENDERED | {
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
-"""Fields that are not served, and the values that request nothing."""
+"""Fields that are not served, and their values that are accepted because they have no effect."""
 CHAT_OPENAI = (WITHOUT_EFFECT | ONLY.keys() | {"store", "functions", "function_call"}) - CHAT - {"best_of"}
 COMPLETION_OPENAI = frozenset({"best_of"})
 ONLY_RESPONSE: dict[str, tuple[Any, ...]] = _RENDERED | {
@@ -295,7 +295,7 @@ def unsupported_field(path: str, only: tuple[Any, ...]) -> InvalidRequest:
 
     Args:
         path: path of the field.
-        only: values that request nothing.
+        only: values that are accepted because they have no effect.
     """
     values = " or ".join(f"`{value!r}`" for value in only if value is not None)
     return InvalidRequest(

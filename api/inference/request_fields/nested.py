@@ -67,7 +67,8 @@ ONLY_NESTED: dict[tuple[str, str], tuple[Any, ...]] = {
     ("reasoning", "mode"): (None, "standard"),
     ("reasoning", "summary"): (None,),
 }
-"""Fields of a response's objects that are not served, and the values that request nothing."""
+"""Fields of a response's objects that are not served, and their values that are accepted because they have no
+effect."""
 
 
 def check_nested_chat_fields(body: dict[str, Any]) -> None:
@@ -148,7 +149,9 @@ def _refuse_tool_of_another_api(path: str, tool: dict[str, Any]) -> None:
     for name in SCHEMAS_OF_OTHERS if isinstance(function, dict) else ():
         if function.get(name) is not None:
             path = f"{path}.function.{name}"
-            raise _another_form(f"`{path}` does not exist: it is another API's.", "its schema as `parameters`", path)
+            raise _another_form(
+                f"`{path}` does not exist: it belongs to another API.", "its schema as `parameters`", path
+            )
 
 
 def _another_form(message: str, right: str, param: str) -> InvalidRequest:

@@ -111,7 +111,7 @@ def test_quarantined_adapter_is_shown_but_not_listed(with_models: CliInstallatio
     assert "demo@3" not in with_models.mens("models")
     shown = with_models.mens("models", "show", "demo@3")
     assert shown.startswith("demo@3  adapter, quarantined")
-    assert f"{REPLICA}: failed (effect); effect 5.3 nats, engine error not taken, base shift 0.16 nats" in shown
+    assert f"{REPLICA}: failed (effect); effect 5.3 nats, engine error not measured, base shift 0.16 nats" in shown
 
 
 def test_alias_is_shown_with_targets_and_shadow(with_models: CliInstallation) -> None:

@@ -217,7 +217,9 @@ def test_each_rule_has_eight_forms_with_the_same_fields() -> None:
 
 
 def test_bad_calls_have_codes(units: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="No rule is called 'implment'; installed are: implement") as caught:
+    with pytest.raises(
+        InvalidRequest, match="No rule is called 'implment'; the installed ones are: implement"
+    ) as caught:
         Pairing((units,), ("implment",))
     assert caught.value.code == "CORPUS_RULE_UNKNOWN"
     with pytest.raises(NotFound, match="does not contain a complete output"):
