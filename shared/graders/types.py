@@ -166,7 +166,7 @@ class ScoreModel(NamedGrader):
     @model_validator(mode="after")
     def _range_rises(self) -> ScoreModel:
         if not self.range[0] < self.range[1]:
-            raise ValueError("range must rise")
+            raise ValueError("the second number of range must be larger than the first")
         return self
 
 

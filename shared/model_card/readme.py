@@ -156,7 +156,7 @@ def _certificate(number: int, certificate: Mapping[str, Any]) -> Iterator[str]:
     measured = {**certificate, **(certificate.get("parity") or {})}
     for key in ("effect_rms_nats", "engine_error_rms_nats", "base_shift_rms_nats"):
         value = measured.get(key)
-        yield "not taken" if value is None else f"{value:.3g}"
+        yield "not measured" if value is None else f"{value:.3g}"
 
 
 def _lineage(record: AdapterRecord) -> str:

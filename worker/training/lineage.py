@@ -86,7 +86,7 @@ def _checked_out(root: Path) -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        # A minute, for busy machines: without its commit, a run's adapter differs from that of an equal run.
+        # A minute, for busy machines: the commit is part of the adapter's digest, so without it equal runs would differ.
         completed = subprocess.run(
             ["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=60, check=True
         )

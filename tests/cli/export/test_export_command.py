@@ -41,7 +41,7 @@ def test_the_folder_verifies_and_its_card_names_base_and_licence(
     card = (out / "README.md").read_text()
     front = yaml.safe_load(card.split("---\n")[1])
     assert (front["base_model"], front["license"], front["library_name"]) == ("tiny", "apache-2.0", "peft")
-    assert "| 1 | passed | 0.25 | 0.001 | not taken |" in card
+    assert "| 1 | passed | 0.25 | 0.001 | not measured |" in card
     assert "10.0.0.7" not in card
     assert f"| contract: SHA-256 | {'0' * 64} |" in card
     assert f"| receipt {judged.id} | passed, policy strict {judged.policy_digest}; SHA-256 " in card

@@ -86,7 +86,7 @@ def test_a_name_that_is_left_out_is_the_type() -> None:
         ({**EXACT, "treshold": 1}, ("string_check", "treshold"), "not permitted"),
         ({**EXACT, "type": "exact"}, (), "does not match any of the expected tags"),
         ({**SIMILAR, "evaluation_metric": "rouge_6"}, ("text_similarity", "evaluation_metric"), "rouge_1"),
-        ({**SCORE, "range": [1, 1]}, ("score_model",), "range must rise"),
+        ({**SCORE, "range": [1, 1]}, ("score_model",), "the second number of range must be larger than the first"),
         (
             {**SCORE, "input": [{"role": "user", "content": {"type": "input_video", "url": "x"}}]},
             ("score_model", "input", 0, "content"),

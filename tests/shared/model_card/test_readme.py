@@ -121,7 +121,7 @@ def test_people_read_what_it_was_made_from_and_how_it_did(manifest: AdapterManif
         f"<td>train: SHA-256 of the file</td>\n<td>{SHA}</td>",
         "<td>exec.learning_rate</td>\n<td>0.001</td>",
         "<td>2.5000</td>\n<td>1.2500</td>",
-        "<td>failed: effect</td>\n<td>0.0001</td>\n<td>not taken</td>\n<td>not taken</td>",
+        "<td>failed: effect</td>\n<td>0.0001</td>\n<td>not measured</td>\n<td>not measured</td>",
     ):
         assert cells in shown
     assert "secret" not in shown
