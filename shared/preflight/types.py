@@ -283,8 +283,12 @@ class Vram(PreflightValue):
     optimizer: int = Field(description="AdamW's two moments: fp32, or 8 bit with their scales.")
     activations: int
     logits: int = Field(description="Logits and their loss.")
-    heap: int = Field(description="On a CPU, freed memory that the C library does not return: a measured share; on a GPU, 0.")
-    runtime: int = Field(description="On a GPU, a fixed allowance; on a CPU, the measured memory of Python and its libraries.")
+    heap: int = Field(
+        description="On a CPU, freed memory that the C library does not return: a measured share; on a GPU, 0."
+    )
+    runtime: int = Field(
+        description="On a GPU, a fixed allowance; on a CPU, the measured memory of Python and its libraries."
+    )
 
     @property
     def total(self) -> int:
