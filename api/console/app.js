@@ -75,7 +75,7 @@ function Screen() {
 function Connection() {
   const { state, since } = connection.value;
   const words = { live: "live", polling: "polling", stale: `stale since ${clock(since)}`, connecting: "connecting" };
-  return html`<span class="connection ${state}" title=${state === "polling" ? "No stream gets through; the page asks every few seconds." : ""}>
+  return html`<span class="connection ${state}" title=${state === "polling" ? "No stream gets through; the page asks again every few seconds, or every minute for many runs." : ""}>
     <span class="shape" aria-hidden="true">${state === "live" ? "●" : state === "stale" ? "✕" : "◌"}</span>${words[state]}</span>`;
 }
 

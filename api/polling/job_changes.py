@@ -39,9 +39,9 @@ every stream a write.
 """
 IDLE_POLLS = 4
 """Number of polls without an event after which streams are woken anyway, e.g. to find that a key has expired."""
-RECHECKS = 2
+RECHECKS = 4
 """Number of polls at which streams are woken after the change counter has moved, because a key may have been revoked. The
-cache of keys has read the counter by the second poll.
+cache of keys reads the counter at its own pace, and on a slow database that takes longer than a poll.
 """
 LOSS_DIGITS = 6
 """Significant digits of a loss in an event of progress."""

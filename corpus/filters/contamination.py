@@ -28,8 +28,11 @@ CONTAMINATED, NOTICED = 0.5, 0.2
 """Minimum shares of an item at which a row is left out, and at which it is listed."""
 COMMON_SHARE = 0.01
 """Largest share of an eval's items that may have a run of words before the run stops counting."""
-HEADS_PER_GRAM = 8
-_ARRAYS = ("grams", "heads", "starts", "sides", "weights", "totals", "whole", "whole_sides")
+LEAST_HEADS_PER_RUN, MOST_HEADS = 8, 1 << 27
+"""Size of the table of first bits: at least so many places for each run, one byte each, and at most so many altogether. The
+fewer runs share a place, the fewer searches find nothing.
+"""
+_ARRAYS = ("runs", "heads", "starts", "sides", "weights", "totals", "whole", "whole_sides")
 
 
 class Overlap(msgspec.Struct, frozen=True):
@@ -54,35 +57,35 @@ class _Side:
     """The prompts or the references of an eval's items.
 
     Attributes:
-        grams: the runs that count, by item and in ascending order within it.
+        runs: the runs that count, by item and in ascending order within it.
         numbers: the place of the item that has each of them.
         weights: their weights.
         whole: digests of the texts that are compared as a whole.
         whole_numbers: the place of the item of each of these.
     """
 
-    grams: Hashes
+    runs: Hashes
     numbers: NDArray[np.uint32]
     weights: NDArray[np.float32]
     whole: Hashes
     whole_numbers: NDArray[np.uint32]
 
     @classmethod
-    def of(cls, texts: Sequence[str], grams: Hashes, items: NDArray[np.int64], first: int, *, has_whole: bool) -> _Side:
+    def of(cls, texts: Sequence[str], runs: Hashes, items: NDArray[np.int64], first: int, *, has_whole: bool) -> _Side:
         """Weigh the runs of the items.
 
         Args:
             texts: the text of each item.
-            grams: the runs of all texts.
+            runs: the runs of all texts.
             items: the number of the item that has each run.
             first: place of the first item.
             has_whole: whether a text without a run that counts is compared as a whole.
         """
-        order = np.lexsort((grams, items))
-        grams, items = grams[order], items[order]
-        is_repeated = (grams[1:] == grams[:-1]) & (items[1:] == items[:-1])
-        grams, items = (array[np.append(True, ~is_repeated)[: len(array)]] for array in (grams, items))
-        _, which, counts = np.unique(grams, return_inverse=True, return_counts=True)
+        order = np.lexsort((runs, items))
+        runs, items = runs[order], items[order]
+        is_repeated = (runs[1:] == runs[:-1]) & (items[1:] == items[:-1])
+        runs, items = (array[np.append(True, ~is_repeated)[: len(array)]] for array in (runs, items))
+        _, which, counts = np.unique(runs, return_inverse=True, return_counts=True)
         rarity = counts[which]
         rare = rarity <= max(1, COMMON_SHARE * len(texts))
         weights = np.log1p(len(texts) / rarity[rare]).astype(np.float32)
@@ -90,7 +93,7 @@ class _Side:
         whole = [item for item in np.flatnonzero(~has_runs).tolist() if has_whole and texts[item].strip()]
         digests, _ = fingerprints([texts[item] for item in whole], near=False)
         return cls(
-            grams[rare],
+            runs[rare],
             (first + items[rare]).astype(np.uint32),
             weights,
             np.array(digests, np.uint64),
@@ -108,7 +111,7 @@ class EvalIndex:
 
     def __init__(self, names: list[str], places: NDArray[np.uint32], arrays: dict[str, NDArray[Any]]) -> None:
         self._names, self._places = names, places
-        self._grams, self._starts, self._sides = arrays["grams"], arrays["starts"], arrays["sides"]
+        self._runs, self._starts, self._sides = arrays["runs"], arrays["starts"], arrays["sides"]
         self._heads = arrays["heads"]
         self._weights, self._totals = arrays["weights"], arrays["totals"]
         self._whole, self._whole_sides = arrays["whole"], arrays["whole_sides"]
@@ -132,7 +135,7 @@ class EvalIndex:
 
     @classmethod
     def _joined(cls, names: list[str], places: list[tuple[int, int, int]], sides: list[_Side]) -> EvalIndex:
-        every = np.concatenate([side.grams for side in sides])
+        every = np.concatenate([side.runs for side in sides])
         order = np.argsort(every, kind="stable")
         unique, starts = np.unique(every[order], return_index=True)
         numbers = np.concatenate([side.numbers for side in sides])[order]
@@ -140,7 +143,7 @@ class EvalIndex:
         whole = np.concatenate([side.whole for side in sides])
         first = np.argsort(whole, kind="stable")
         arrays = {
-            "grams": unique,
+            "runs": unique,
             "heads": _heads_of(unique),
             "starts": np.append(starts, len(every)).astype(np.int64),
             "sides": numbers,
@@ -196,15 +199,15 @@ class EvalIndex:
         """Return where items have a run, and the place of each such run in the index."""
         # Nearly no run of a text is an item's. The table says so in a tenth of the time of a search.
         possible = np.flatnonzero(self._heads.take((hashes >> _head_shift(self._heads)).view(np.int64)))
-        if not len(self._grams):
+        if not len(self._runs):
             return possible, possible
-        at = np.minimum(np.searchsorted(self._grams, hashes[possible]), len(self._grams) - 1)
-        is_held = self._grams[at] == hashes[possible]
+        at = np.minimum(np.searchsorted(self._runs, hashes[possible]), len(self._runs) - 1)
+        is_held = self._runs[at] == hashes[possible]
         return possible[is_held], at[is_held]
 
-    def _best(self, grams: Hashes) -> Overlap | None:
+    def _best(self, runs: Hashes) -> Overlap | None:
         """Return the item of which a text that holds a run of an item contains the largest share."""
-        at = np.unique(self._find(grams)[1])
+        at = np.unique(self._find(runs)[1])
         begins, ends = self._starts[at], self._starts[at + 1]
         entries = np.concatenate([np.arange(begin, end) for begin, end in zip(begins, ends, strict=True)])
         sides, position = np.unique(self._sides[entries], return_inverse=True)
@@ -213,8 +216,8 @@ class EvalIndex:
         if scores[best] < NOTICED:
             return None
         side = int(sides[best])
-        own = self._grams[np.unique(np.searchsorted(self._starts, entries[position == best], "right") - 1)]
-        words = np.flatnonzero(np.isin(grams, own))
+        own = self._runs[np.unique(np.searchsorted(self._starts, entries[position == best], "right") - 1)]
+        words = np.flatnonzero(np.isin(runs, own))
         return self._overlap(side, float(scores[best]), (int(words[0]) + 1, int(words[-1]) + RUN_WORDS))
 
     def _overlap(self, side: int, score: float, words: tuple[int, int]) -> Overlap:
@@ -222,10 +225,10 @@ class EvalIndex:
         return Overlap(self._names[number], item, ("prompt", "reference")[kind], round(min(score, 1.0), 3), words)
 
 
-def _heads_of(grams: Hashes) -> NDArray[np.bool_]:
+def _heads_of(runs: Hashes) -> NDArray[np.bool_]:
     """Return a table of the first bits of hashes: whether any hash begins with them."""
-    heads = np.zeros(1 << (HEADS_PER_GRAM * len(grams)).bit_length(), np.bool_)
-    heads[grams >> _head_shift(heads)] = True
+    heads = np.zeros(min(1 << (LEAST_HEADS_PER_RUN * len(runs)).bit_length(), MOST_HEADS), np.bool_)
+    heads[runs >> _head_shift(heads)] = True
     return heads
 
 

@@ -55,6 +55,7 @@ class Watch:
         allowed: statuses of answers that the test provokes.
         is_offline: requests are meant to fail.
         friend: origin to which people are sent and come back from.
+        unanswered: requests without an answer so far; a stream is answered when it begins.
     """
 
     origin: str
@@ -64,6 +65,7 @@ class Watch:
     friend: str = ""
     faults: list[str] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
+    unanswered: set[Request] = field(default_factory=set)
 
     def follow(self, page: Page) -> None:
         """Collect what happens on a page."""
@@ -71,6 +73,8 @@ class Watch:
         page.on("pageerror", lambda error: self.faults.append(f"page error: {error}"))
         page.on("request", self._on_request)
         page.on("response", self._on_response)
+        page.on("requestfinished", self._on_end)
+        page.on("requestfailed", self._on_end)
 
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type not in {"error", "warning"} or self._is_friends(message.page.url if message.page else ""):
@@ -82,6 +86,7 @@ class Watch:
 
     def _on_request(self, request: Request) -> None:
         self.requests.append(request)
+        self.unanswered.add(request)
         url = urlsplit(request.url)
         is_visit = request.is_navigation_request()
         if self.friend and self._is_friends(request.url if is_visit else request.frame.url):
@@ -94,7 +99,12 @@ class Watch:
     def _is_friends(self, url: str) -> bool:
         return bool(self.friend) and url.startswith(f"{self.friend}/")
 
+    def _on_end(self, request: Request) -> None:
+        self.unanswered.discard(request)
+
     def _on_response(self, response: Response) -> None:
+        if urlsplit(response.url).path == "/v1/events":
+            self.unanswered.discard(response.request)
         if response.status >= 500:
             self.faults.append(f"{response.status}: {response.url}")
 

@@ -11,7 +11,7 @@ import { ApiError, caller, endSignIn, send, storedHalf, succeed, traffic } from 
 const HIDDEN_AFTER = 30_000;
 const SILENT_AFTER = 40_000; // the API sends a comment every 15 s
 /** A stream that a proxy holds back says nothing; ours begins with a comment. */
-const BEGINS_WITHIN = 20_000;
+const BEGINS_WITHIN = 8_000;
 /** A page without a stream pauses for so long for each of its calls: a poll that takes three of them is followed by three pauses. With tries of the stream they are at most 12 in a minute. */
 const CALL_EVERY = 6_000;
 /** At most between two tries of a stream, or two polls, while the API answers. */
@@ -22,6 +22,8 @@ const BATCH = 500;
 export const connection = signal({ state: /** @type {"live" | "polling" | "stale" | "connecting"} */ ("connecting"), since: Date.now() });
 
 /** @typedef {{event: string, data: any}} Change */
+/** @typedef {{state?: "live" | "polling" | "stale" | "connecting", change?: Change, cursor?: string}} Message `cursor`: id of the last event */
+/** @typedef {(message: Message) => void} Tell */
 /** @type {Set<(changes: Change[]) => void>} */
 const listeners = new Set();
 /** @type {Change[]} */
@@ -106,11 +108,17 @@ async function run(abort) {
   abort.addEventListener("abort", () => channel.close());
   let heard = Date.now();
   let isLeading = false;
-  channel.onmessage = ({ data }) => {
+  let cursor = ""; // of all tabs, so that the next one to lead goes on where this one ended
+  /** @type {Tell} */
+  const hear = (message) => {
     heard = Date.now();
-    if (data.hello && isLeading) share({ state: connection.peek().state });
-    if (data.state) show(data.state);
-    if (data.change) collect(data.change);
+    cursor = message.cursor ?? cursor;
+    if (message.state) show(message.state);
+    if (message.change) collect(message.change);
+  };
+  channel.onmessage = ({ data }) => {
+    if (data.hello && isLeading) share({ state: connection.peek().state, cursor });
+    hear(data);
   };
   /** @param {any} message */
   const share = (message) => {
@@ -122,12 +130,11 @@ async function run(abort) {
   abort.addEventListener("abort", () => clearInterval(watch));
   const lead = () => {
     isLeading = true;
-    return readOrPoll(abort, (message) => {
-      heard = Date.now();
-      if (message.state) show(message.state);
-      if (message.change) collect(message.change);
+    const tell = (/** @type {Message} */ message) => {
+      hear(message);
       share(message);
-    });
+    };
+    return readOrPoll(abort, () => cursor, tell);
   };
   if (!navigator.locks) return lead(); // plain HTTP at another machine
   channel.postMessage({ hello: true }); // the leading tab answers with its state
@@ -141,22 +148,28 @@ async function run(abort) {
 /**
  * Read the stream; while there is none, let the screen ask, and try again more and more rarely.
  * @param {AbortSignal} abort
- * @param {(message: {state?: any, change?: Change}) => void} tell
+ * @param {() => string} cursor
+ * @param {Tell} tell
  */
-async function readOrPoll(abort, tell) {
-  let cursor = "";
+async function readOrPoll(abort, cursor, tell) {
+  let hasMissed = false; // whether changes may have come that no stream has told
   let tries = 0; // in a row that gave no stream although the API answers
   let unanswered = 0;
   let polled = { at: 0, calls: 0 };
   const due = () => polled.at + Math.min(CALL_EVERY * Math.max(traffic.calls - polled.calls, 1), TRY_EVERY);
   while (!abort.aborted) {
     try {
-      cursor = await readStream(abort, cursor, (message) => {
-        tries = 0;
+      await readStream(abort, cursor(), (message) => {
+        if (message.state === "live") {
+          if (hasMissed) tell({ change: { event: "reset", data: {} } });
+          hasMissed = false;
+          tries = 0;
+        }
         tell(message);
       });
     } catch (error) {
       if (abort.aborted) return;
+      hasMissed = true;
     }
     if (abort.aborted || !caller.peek()) return;
     tries += 1;
@@ -187,9 +200,9 @@ async function readOrPoll(abort, tell) {
  * @param {AbortSignal} abort
  */
 async function isAnswering(since, abort) {
-  if (traffic.answeredAt > Math.max(since, traffic.failedAt)) return true;
+  if (traffic.answeredAt > Math.max(since, traffic.failedAt, Date.now() - TRY_EVERY)) return true;
   try {
-    await succeed("/v1/me", { signal: abort });
+    await succeed("/v1/me", { signal: AbortSignal.any([abort, AbortSignal.timeout(BEGINS_WITHIN)]) });
     return true;
   } catch (error) {
     return error instanceof ApiError && error.status > 0 && error.status < 500;
@@ -200,36 +213,35 @@ async function isAnswering(since, abort) {
  * Read the stream until it ends.
  * @param {AbortSignal} abort
  * @param {string} cursor id of the last event
- * @param {(message: {state?: any, change?: Change}) => void} tell
- * @returns {Promise<string>} the new cursor
+ * @param {Tell} tell
  */
 async function readStream(abort, cursor, tell) {
   const silent = new AbortController();
   const stopped = AbortSignal.any([abort, silent.signal]);
   addEventListener("offline", () => silent.abort(), { once: true, signal: stopped });
   const half = storedHalf();
-  let timer = setTimeout(() => silent.abort(), BEGINS_WITHIN);
-  const response = await send("/v1/events", { signal: stopped, headers: cursor ? { "Last-Event-ID": cursor } : {} }).finally(() => clearTimeout(timer));
+  let timer = setTimeout(() => silent.abort(), BEGINS_WITHIN); // until its first bytes
+  const response = await send("/v1/events", { signal: stopped, headers: cursor ? { "Last-Event-ID": cursor } : {} });
   if (!response.ok || !response.body) {
+    clearTimeout(timer);
     if (response.status === 401) endSignIn(half);
+    if (response.status === 400) tell({ cursor: "" }); // an id of another release: the next try begins without it
     throw new Error(`The stream has status ${response.status}.`);
   }
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
-  for (let within = BEGINS_WITHIN; ; within = SILENT_AFTER) {
-    timer = setTimeout(() => silent.abort(), within);
+  for (;;) {
     const { done, value } = await reader.read().finally(() => clearTimeout(timer));
-    if (done) return cursor;
+    if (done) return;
+    timer = setTimeout(() => silent.abort(), SILENT_AFTER);
     tell({ state: "live" });
     text += value;
     const parts = text.split(/\r?\n\r?\n/);
     text = parts.pop() || "";
     for (const part of parts) {
       const fields = fieldsOf(part);
-      if (fields.id) cursor = fields.id;
       if (fields.event === "error") throw new Error("The key has ended.");
-      if (fields.event && fields.data) tell({ change: { event: fields.event, data: JSON.parse(fields.data) } });
-      else if (fields.event) tell({ change: { event: fields.event, data: {} } });
+      if (fields.event) tell({ cursor: fields.id, change: { event: fields.event, data: JSON.parse(fields.data || "{}") } });
     }
   }
 }

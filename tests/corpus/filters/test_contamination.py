@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corpus.filters.contamination import CONTAMINATED, EvalIndex, Overlap
+from corpus.filters.contamination import CONTAMINATED, NOTICED, EvalIndex, Overlap
 from corpus.filters.eval_items import EvalContent, read_items, sides_of
 from shared.errors import Code, MensError
 
@@ -153,22 +153,26 @@ def best_share(items: list[dict[str, str]], row: str) -> float:
             run: math.log1p(len(items) / count) for run, count in counts.items() if count <= max(1, len(items) / 100)
         }
         for runs in sides:
-            if total := sum(weights.get(run, 0) for run in runs):
-                best = max(best, sum(weights.get(run, 0) for run in runs & runs_of(row)) / total)
+            if total := math.fsum(weights.get(run, 0) for run in runs):
+                best = max(best, math.fsum(weights.get(run, 0) for run in runs & runs_of(row)) / total)
     return best
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**32), items=st.integers(1, 120), vocabulary=st.sampled_from([2, 5, 50]))
+@given(seed=st.integers(0, 2**32), items=st.sampled_from([1, 2, 7, 120, 400]), vocabulary=st.sampled_from([2, 5, 50]))
 def test_shares_are_those_of_runs_compared_one_by_one(seed: int, items: int, vocabulary: int) -> None:
     drawn = random.Random(seed)
 
     def text() -> str:
         return " ".join(f"W{drawn.randrange(vocabulary)}" for _ in range(drawn.choice((0, 7, 8, 9, 30))))
 
-    content = [{"prompt": text(), "answer": text()} for _ in range(items)]
+    # Several items share a run; of 400 items, up to four may before the run stops counting.
+    shared = [text() for _ in range(items // 3 + 1)]
+    content = [{"prompt": f"{drawn.choice(shared)} {text()}", "answer": text()} for _ in range(items)]
     rows = [f"{text()}\n{drawn.choice(content)[key]} {text()}" for key in ("prompt", "answer") * 5]
     overlaps = EvalIndex.of([EvalContent("e", content)]).overlaps([([row], []) for row in rows])
     for row, overlap in zip(rows, overlaps, strict=True):
         share = best_share(content, row)
-        assert (overlap.score if overlap else 0.0) == (pytest.approx(share, abs=2e-3) if share >= 0.2 else 0.0)
+        if abs(share - NOTICED) < 1e-6:  # either side of the limit is right
+            continue
+        assert (overlap.score if overlap else 0.0) == (pytest.approx(share, abs=2e-3) if share >= NOTICED else 0.0)
