@@ -49,13 +49,23 @@ def test_servers_of_a_folder_end_before_the_first_test_outside_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("minutes", "seconds", "is_long", "runs"),
-    [(1, 59, True, True), (1, 61, True, False), (1, 61, False, True), (None, 1e9, True, True)],
+    ("minutes", "seconds", "path", "mark", "runs"),
+    [
+        (1, 39, "tests/system/test_demo.py", "long", True),
+        (1, 41, "tests/system/test_demo.py", "long", False),
+        (1, 41, LAST[0], "long", True),
+        (1, 61, LAST[0], "long", False),
+        (1, 61, LAST[0], "torch", True),
+        (None, 1e9, "tests/system/test_demo.py", "long", True),
+    ],
 )
-def test_no_long_test_begins_after_the_limit(minutes: int | None, seconds: float, *, is_long: bool, runs: bool) -> None:
+def test_no_long_test_begins_after_the_limit(
+    minutes: int | None, seconds: float, path: str, mark: str, *, runs: bool
+) -> None:
     now = iter([0.0, seconds])
     limit = TimeLimit(minutes, lambda: next(now))
-    item = cast("pytest.Item", SimpleNamespace(get_closest_marker=lambda name: name == "long" and is_long))
+    marked = SimpleNamespace(nodeid=f"{path}::test_a", get_closest_marker=lambda name: name == mark)
+    item = cast("pytest.Item", marked)
     if runs:
         limit.pytest_runtest_setup(item)
     else:

@@ -37,6 +37,8 @@ LAST = ("tests/worker/training/model/test_cpu_memory.py", *ALONE)
 """Started after all other files, because most of their tests are long: a run whose time is up leaves these out."""
 MINUTES = "MENS_TEST_MINUTES"
 """Variable: minutes after which a run begins no further long test. Without it, a run has all the time it needs."""
+EARLY_SHARE = 2 / 3
+"""Share of these minutes after which it begins only the long tests that come last, so that the others get their time."""
 
 
 def folder_of(path: str) -> str | None:
@@ -100,7 +102,8 @@ class TimeLimit:
 
     def __init__(self, minutes: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._end = None if minutes is None else clock() + 60 * minutes
+        self._start = clock()
+        self._minutes = minutes
 
     @classmethod
     def from_environment(cls) -> TimeLimit:
@@ -110,6 +113,10 @@ class TimeLimit:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip a long test after the end."""
-        if self._end is not None and self._clock() > self._end and item.get_closest_marker("long"):
+        """Skip a long test that begins too late."""
+        if self._minutes is None or not item.get_closest_marker("long"):
+            return
+        # After all other files nothing waits for the time that is left.
+        share = 1 if unit_of(item.nodeid.partition("::")[0]) in LAST else EARLY_SHARE
+        if self._clock() - self._start > share * self._minutes * 60:
             pytest.skip("MENS_TEST_MINUTES leaves no time for this long test")
