@@ -51,9 +51,9 @@ def test_servers_of_a_folder_end_before_the_first_test_outside_it() -> None:
 @pytest.mark.parametrize(
     ("minutes", "seconds", "path", "mark", "runs"),
     [
-        (1, 39, "tests/system/test_demo.py", "long", True),
-        (1, 41, "tests/system/test_demo.py", "long", False),
-        (1, 41, LAST[0], "long", True),
+        (1, 29, "tests/system/test_demo.py", "long", True),
+        (1, 31, "tests/system/test_demo.py", "long", False),
+        (1, 59, LAST[0], "long", True),
         (1, 61, LAST[0], "long", False),
         (1, 61, LAST[0], "torch", True),
         (None, 1e9, "tests/system/test_demo.py", "long", True),

@@ -29,8 +29,8 @@ CONTAMINATED, NOTICED = 0.5, 0.2
 COMMON_SHARE = 0.01
 """Largest share of an eval's items that may have a run of words before the run stops counting."""
 LEAST_HEADS_PER_RUN, MOST_HEADS = 8, 1 << 27
-"""Size of the table of first bits: at least so many places for each run, one byte each, and at most so many altogether. The
-fewer runs share a place, the fewer searches find nothing.
+"""Size of the table of first bits, one byte a place: the least number of places for each run, and the largest number of all
+places. If fewer runs share a place, fewer searches find nothing.
 """
 _ARRAYS = ("runs", "heads", "starts", "sides", "weights", "totals", "whole", "whole_sides")
 

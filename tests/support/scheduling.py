@@ -37,7 +37,7 @@ LAST = ("tests/worker/training/model/test_cpu_memory.py", *ALONE)
 """Started after all other files, because most of their tests are long: a run whose time is up leaves these out."""
 MINUTES = "MENS_TEST_MINUTES"
 """Variable: minutes after which a run begins no further long test. Without it, a run has all the time it needs."""
-EARLY_SHARE = 2 / 3
+EARLY_SHARE = 1 / 2
 """Share of these minutes after which it begins only the long tests that come last, so that the others get their time."""
 
 
