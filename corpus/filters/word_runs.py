@@ -51,7 +51,7 @@ class WordRuns:
 
 
 def _hashed(words: Words) -> Hashes:
-    """Hash each word with the seven after it; at the end, with those that there are."""
+    """Return the hash of the run that begins at each word; the last seven runs are padded with zeros."""
     padded = np.append(words, np.zeros(RUN_WORDS - 1, np.uint64))
     runs = np.zeros(len(words), np.uint64)
     for offset in range(RUN_WORDS):
