@@ -16,8 +16,13 @@ NAMED = {"row": ("tests/a.py::test_one", "tests/a.py::test_two")}
 def noted(*reports: tuple[str, str, str]) -> Proofs:
     proofs = Proofs()
     for nodeid, when, outcome in reports:
-        proofs.pytest_runtest_logreport(SimpleNamespace(nodeid=nodeid, when=when, outcome=outcome))
+        proofs.pytest_runtest_logreport(report(nodeid, when, outcome))
     return proofs
+
+
+def report(nodeid: str, when: Any, outcome: Any, reason: str = "needs an NVIDIA GPU") -> pytest.TestReport:
+    place = ("tests/a.py", 1, f"Skipped: {reason}") if outcome == "skipped" else None
+    return pytest.TestReport(nodeid, ("tests/a.py", 1, "test"), {}, outcome, place, when)
 
 
 def test_tests_that_passed_prove_their_row() -> None:
@@ -52,6 +57,14 @@ def test_tests_that_passed_prove_their_row() -> None:
 def test_any_other_test_proves_nothing(reports: list[tuple[str, str, str]], reason: str) -> None:
     proofs = noted(("tests/a.py::test_one", "call", "passed"), *reports)
     assert proofs.unproven(NAMED) == [f"row: tests/a.py::test_two: {reason}"]
+
+
+def test_values_left_out_for_time_leave_the_others_as_the_proof() -> None:
+    left_out = "MENS_TEST_MINUTES leaves no time for this long test"
+    proofs = noted(("tests/a.py::test_one[x]", "call", "passed"))
+    for nodeid in ("tests/a.py::test_one[y]", "tests/a.py::test_two[x]"):
+        proofs.pytest_runtest_logreport(report(nodeid, "setup", "skipped", left_out))
+    assert proofs.unproven(NAMED) == ["row: tests/a.py::test_two: not run"]
 
 
 def finished(config: Any) -> Any:
