@@ -1,6 +1,6 @@
-"""`python -m serving`: prepare the launch, print the chosen values, and replace this process by vLLM.
+"""`python -m serving`: prepare the launch, print the chosen values, and replace this process with vLLM.
 
-Exit status 2 and one line on stderr if the replica may not start.
+If the replica may not start, the command prints one line to stderr and exits with status 2.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EXIT_REFUSED = 2
 
 
 def main() -> None:
-    """Replace this process by vLLM, or exit with status 2 if the server may not start."""
+    """Replace this process with vLLM, or exit with status 2 if the replica may not start."""
     try:
         launch = prepare(load_settings())
     except MensError as error:
@@ -28,7 +28,7 @@ def main() -> None:
     environment = {**os.environ, **engine_env(launch)}
     if launch.settings.serving_device == "cpu":
         environment = preload_openmp(environment)
-    # exec, not a child: signals, exit status and the supervisor's view all belong to vLLM itself.
+    # exec instead of a child process: vLLM gets the signals itself, and the supervisor sees vLLM's own exit status.
     os.execvpe(sys.executable, [sys.executable, *engine_argv(launch)], environment)  # noqa: S606
 
 

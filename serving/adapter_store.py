@@ -5,9 +5,9 @@
                        ─► copy into a private folder ─► digests, shapes, values, config ─► rename to cache/<digest>
 
 The engine reads only the cache, so it loads exactly the verified files, whatever happens to the storage afterwards. An
-adapter exists as long as the storage has its manifest. A folder is removed from the cache when the manifest is gone and
-the engine no longer needs the files (`middleware/unloading.py`): an engine that reloads an adapter without its
-files dies.
+adapter exists as long as the storage has its manifest. A folder is removed from the cache when the manifest has been
+deleted and the engine no longer needs the files (`middleware/unloading.py`). If the engine reloaded an adapter whose
+files are missing, it would exit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOCKS = 64
 
 @dataclass(frozen=True, slots=True)
 class ServableAdapter:
-    """An adapter that was verified in this process; ``bytes`` is the size of its files."""
+    """An adapter that this process has verified; ``bytes`` is the total size of its files."""
 
     adapter_id: str
     folder: Path
@@ -55,7 +55,7 @@ class AdapterStore:
         storage: storage of published adapters.
         base: the base model that is served.
         base_folder: the base's files; the shapes of its tensors are read from their headers, once.
-        cache: folder below which this process takes a folder of its own for the verified copies.
+        cache: parent folder; this process uses its own subfolder of it for the verified copies.
         max_rank: largest rank that the engine was started for.
         adapts_head: whether the engine accepts adapters of ``lm_head``.
         trusted_keys: public keys, one of which must have signed an adapter; None: signatures are not required.
@@ -85,7 +85,7 @@ class AdapterStore:
         self._trusted_keys = trusted_keys
         self._verified: dict[str, ServableAdapter] = {}
         self._refused: dict[str, ArtifactInvalid] = {}
-        # A fixed number of locks, not one per digest: callers choose the digests and could make any number of them.
+        # A fixed number of locks instead of one per digest: callers choose the digests, so their number is unlimited.
         self._locks = [threading.Lock() for _ in range(LOCKS)]
 
     def fetch(self, adapter_id: str) -> ServableAdapter:
@@ -94,7 +94,7 @@ class AdapterStore:
         Raises:
             InvalidRequest: ``NAME_INVALID``: this is not an adapter id.
             NotFound: ``ADAPTER_NOT_FOUND``, or ``STORAGE_OBJECT_MISSING`` for one of its files.
-            ArtifactInvalid: the adapter is invalid, with the code of its fault; it is never served.
+            ArtifactInvalid: the adapter is invalid and cannot be served; the error's code says why.
             Unavailable: ``STORAGE_FULL``.
         """
         digest = split_adapter_id(adapter_id)[1]
@@ -119,7 +119,7 @@ class AdapterStore:
             return adapter
 
     def cached(self) -> dict[str, int]:
-        """Return the sizes by id of all adapters that were fetched and not removed."""
+        """Return the size in bytes of each adapter in the cache, by adapter id."""
         return {adapter.adapter_id: adapter.bytes for adapter in list(self._verified.values())}
 
     def is_stored(self, adapter_id: str) -> bool:
@@ -214,23 +214,26 @@ class AdapterStore:
         return target
 
     def _verify(self, folder: Path, manifest: AdapterManifest) -> None:
-        """Verify the files; remember a fault of the published bytes, so that they are not verified again."""
+        """Verify the files. If the published bytes are invalid, remember the error, so that they are not verified
+        again.
+        """
         try:
             verify_adapter(folder, manifest, self._base_tensors)
         except ArtifactInvalid as error:
-            # Bytes that differ from the published ones may be repaired later.
+            # If the bytes differ from the published ones, the storage may be repaired later, so this error is not
+            # remembered.
             if error.code is not Code.ADAPTER_DIGEST_MISMATCH:
                 self._refused[manifest.digest] = error
             raise
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            # The digests match, so the adapter was published with a file whose content does not match its name.
+            # The digests match, so the unreadable file was published that way.
             refusal = _broken(str(folder.name), f"a file cannot be read ({type(error).__name__})")
             self._refused[manifest.digest] = refusal
             raise refusal from error
 
 
 def split_adapter_id(adapter_id: str) -> tuple[str, str]:
-    """Split an adapter id into name and digest. Neither can be a path out of a folder.
+    """Split an adapter id into name and digest. Neither can contain a path separator, so both are safe as file names.
 
     Raises:
         InvalidRequest: ``NAME_INVALID``.
@@ -249,7 +252,7 @@ def split_adapter_id(adapter_id: str) -> tuple[str, str]:
 def _not_found(adapter_id: str) -> NotFound:
     return NotFound(
         Code.ADAPTER_NOT_FOUND,
-        f"The adapter {adapter_id} is not published, or does not exist.",
+        f"The adapter {adapter_id} is not published or does not exist.",
         remedy="List the adapters; if it was just published, check that every tier uses the same storage.",
         param="model",
     )

@@ -1,12 +1,13 @@
 """The engine's process on a CPU: a fork of the server's process, made as soon as the server has imported vLLM.
 
-vLLM itself would start a new interpreter that imports the same packages again, which costs nearly half of a start's
-processor time and twice the packages' memory. The fork is made before the server has sockets, an event loop or signal
-handlers, and waits until vLLM starts its engine. Then it gets the inputs of such an interpreter, including the
-environment, and does the same work.
+By default, vLLM starts a new interpreter for its engine. That interpreter imports the same packages again, which takes
+nearly half of a start's processor time and doubles the memory for the packages. The fork is made before the server has
+sockets, an event loop or signal handlers, and waits until vLLM starts its engine. It then receives the same inputs as
+the new interpreter would, including the environment, and does the same work.
 
-With several threads, PyTorch's OpenMP library has to be loaded before all other libraries, which a fork cannot do: the
-launch preloads it (`serving/openmp.py`). If that was not possible, and on a GPU, vLLM starts the engine itself.
+With several threads, PyTorch's OpenMP library has to be loaded before all other libraries. A fork cannot do that, so
+the launch preloads it (`serving/openmp.py`). On a GPU, or if the library could not be preloaded, vLLM starts the engine
+itself.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from shared.host import exit_with_parent
 
 
 class EngineProcess(ForkProcess):
-    """A process that exists as soon as this object exists, and does nothing before it is started."""
+    """A process that is forked when this object is created, and waits until it is started."""
 
     def __init__(self) -> None:
-        # A daemon: a server that ends without an engine does not wait for it.
+        # A daemon, so that a server that exits without starting its engine does not wait for this process.
         super().__init__(name="EngineCore", daemon=True)
         self._receiver, self._sender = Pipe(duplex=False)
         self._task: tuple[Callable[..., object], dict[str, Any]] | None = None
@@ -49,8 +50,8 @@ class EngineProcess(ForkProcess):
         self._sender.close()
         environment, (target, kwargs) = self._receiver.recv()
         self._receiver.close()
-        # Only changed variables are set: a process looks for the place of its title among the variables that it was
-        # started with.
+        # Set only changed variables: the library that sets the process title finds the title's memory by the original
+        # variables, so these have to stay in place.
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment.items() - os.environ.items())
@@ -67,7 +68,7 @@ class EngineContext(SpawnContext):
     def Process(  # type: ignore[override]  # noqa: N802 - the name in multiprocessing
         self, *, target: Callable[..., object], name: str, kwargs: dict[str, Any]
     ) -> BaseProcess:
-        """Return the waiting process at the first call, and new interpreters afterwards."""
+        """Return the waiting process on the first call, and a process with a new interpreter on later calls."""
         process, self._waiting = self._waiting, None
         if process is None:
             return super().Process(target=target, name=name, kwargs=kwargs)
@@ -76,7 +77,7 @@ class EngineContext(SpawnContext):
 
 
 def fork_engine_process(settings: ServingSettings) -> None:
-    """Fork the engine's process now, if possible, and make vLLM use it. The server calls this first of all."""
+    """Fork the engine's process now, if possible, and make vLLM use it. The server calls this before anything else."""
     several_threads = (settings.serving_cpu_threads or 1) > 1
     if settings.serving_device != "cpu" or (several_threads and not preloads_openmp(os.environ)):
         return

@@ -1,8 +1,8 @@
-"""A replica's metrics in addition to vLLM's: adapters, its self-test, refusals of the guard. docs/metrics.md has every
-name.
+"""Metrics of a replica in addition to vLLM's: its adapters, its self-test, and requests that the guard refused.
+docs/metrics.md lists all of them.
 
-They are in prometheus_client's default registry, which vLLM's ``/metrics`` shows; so a scraper reads a single page per
-replica.
+They are in prometheus_client's default registry, which vLLM exports at ``/metrics``, so a scraper needs only one URL
+per replica.
 """
 
 from __future__ import annotations

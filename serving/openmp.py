@@ -1,8 +1,8 @@
 """PyTorch's OpenMP library, loaded before all others in vLLM's processes on a CPU.
 
-A second OpenMP library in the process, such as the system's that vLLM's extension may load first, would leave PyTorch
-with one core (vllm-project/vllm#27369). vLLM sets ``LD_PRELOAD`` only for a new interpreter; here the launch sets it,
-so that the engine may also be a fork of the server.
+If another OpenMP library is loaded first, for example the system's by vLLM's extension, PyTorch computes on one core
+only (vllm-project/vllm#27369). vLLM sets ``LD_PRELOAD`` only for a new interpreter. The launch sets it for the server,
+so that it also applies if the engine is a fork of the server.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from pathlib import Path
 
 PRELOAD = "LD_PRELOAD"
 LIBRARIES = ("libgomp", "libomp", "libiomp")
-"""Prefixes of the file names of OpenMP libraries; the one that PyTorch usually has comes first."""
+"""Prefixes of the file names of OpenMP libraries; the one that PyTorch usually includes comes first."""
 
 
 def preload_openmp(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment that preloads PyTorch's OpenMP library, if PyTorch has one and no other is preloaded."""
+    """Return the environment with PyTorch's OpenMP library preloaded, if PyTorch has one and no OpenMP library is
+    preloaded yet.
+    """
     library = None if preloads_openmp(environment) else find_openmp()
     if library is None:
         return dict(environment)

@@ -1,8 +1,8 @@
-"""A cache folder that belongs to one process, held by a lock; the engine reads adapters from it.
+"""The folder of verified adapters that the engine reads. It belongs to one process, which holds a lock on it.
 
-An engine dies when it reads an adapter again whose files are gone. So only a process that knows every reader may remove
-files. Replicas may share a disk, so each process has a folder of its own, held by a lock that ends with the process.
-The next process that takes the folder keeps those of its adapters that are still published.
+An engine exits if it reloads an adapter whose files have been removed. So only a process that knows all readers may
+remove files. Replicas may share a disk, so each process has its own folder, and holds a lock on it until it ends. The
+next process that uses the folder keeps the adapters in it that are still published.
 
     <root>/<host>-0/<digest>/    an adapter's files
                     .lock        held by the process whose folder it is
@@ -24,13 +24,14 @@ LOCK_NAME = ".lock"
 
 
 class PrivateCache:
-    """The first folder below ``root`` that no other process holds; created if necessary.
+    """The first subfolder of ``root`` that no other process has locked; created if necessary.
 
     The host is part of its name, because a lock on a shared disk may not be visible on another machine.
 
     Args:
         root: parent of the folders of this installation's replicas.
-        keep: returns by name whether to keep an entry that an earlier process left; other entries are deleted at once.
+        keep: called with the name of each entry that an earlier process left; returns whether to keep it. Other entries
+            are deleted when the cache is opened.
     """
 
     def __init__(self, root: Path, keep: Callable[[str], bool]) -> None:
@@ -52,7 +53,7 @@ class PrivateCache:
             yield Path(private)
 
     def remove(self, name: str) -> None:
-        """Remove a file or folder. A folder disappears in one step. A name that does not exist is ignored."""
+        """Remove a file, or a folder atomically. A name that does not exist is ignored."""
         path = self.folder / name
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
 """The objects of one serving process: its settings, its base model, its adapter store.
 
-vLLM builds the guard middleware and the resolver itself and passes them no settings, so the vLLM process has two entry
-points of ours that share one store. :func:`process_settings` and :func:`process_store` are for those two only.
+vLLM creates the guard middleware and the resolver itself, without passing settings to them. Both need the same settings
+and the same adapter store, which they get from :func:`process_settings` and :func:`process_store`. No other code should
+call these functions.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ def find_base(settings: ServingSettings) -> tuple[BaseModelEntry, Path]:
         NotFound: ``MODEL_NOT_FOUND``.
         InvalidRequest: ``CATALOG_INVALID``.
         Unavailable: ``HUB_UNAVAILABLE``, or the storage does not respond.
-        ArtifactInvalid: ``BASE_DIGEST_MISMATCH``: the digest of the catalogue's base differs from the one in the settings.
+        ArtifactInvalid: ``BASE_DIGEST_MISMATCH``: the base in the catalogue has a different digest from the one in the
+            settings.
     """
     entry = load_catalog(settings.catalog_path).get(settings.serving_base)
-    # The engine keeps the base that it was started with. Without this check it would get adapters of a base that was
-    # added later.
+    # The engine keeps the base that it was started with. Without this check, it would load adapters of a different base
+    # that was added under the same name later.
     if settings.serving_base_digest not in (None, entry.digest):
         raise ArtifactInvalid(
             Code.BASE_DIGEST_MISMATCH,
@@ -44,7 +46,8 @@ def open_store(settings: ServingSettings) -> AdapterStore:
     """Open the store of the adapters that fit the settings' base model.
 
     Raises:
-        InvalidRequest: ``SETTINGS_INVALID``: the largest rank is not set; else what :func:`find_base` raises.
+        InvalidRequest: ``SETTINGS_INVALID``: the largest rank is not set.
+        MensError: the errors of :func:`find_base`.
     """
     if settings.serving_max_lora_rank is None:
         raise InvalidRequest(
@@ -62,7 +65,7 @@ def open_store(settings: ServingSettings) -> AdapterStore:
         max_rank=settings.serving_max_lora_rank,
         adapts_head=settings.adapts_head,
         trusted_keys=read_trusted_keys(settings.serving_trusted_keys) if settings.serving_trusted_keys else None,
-        # Adapters of an earlier process would not be counted.
+        # With a size limit, do not keep adapters of an earlier process: the limit would not count them.
         keep=settings.serving_cache_bytes is None,
     )
 

@@ -1,8 +1,8 @@
-"""vLLM's LoRA resolver plugin: converts the adapter id of a request to a LoRA request for its verified folder.
+"""A LoRA resolver plugin of vLLM: for the adapter id in a request, it returns a LoRA request with the verified folder.
 
-vLLM calls the resolver when a request names a model that it does not know. It finds :func:`register` through the entry
-point group ``vllm.general_plugins``, in every process it starts and in every process that merely imports vLLM's engine:
-so it must be harmless where Mens is not configured.
+vLLM calls the resolver when a request names a model that it does not know. It calls :func:`register` through the entry
+point group ``vllm.general_plugins`` in every process that it starts, and in every other process that imports vLLM's
+engine. So :func:`register` must have no effect in a process where Mens is not configured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shared.host import exit_with_parent
 
 RESOLVER_NAME = "mens"
 
-# A child of vLLM's logger: that one has the handlers.
+# A child of vLLM's logger, which has the handlers.
 log = logging.getLogger("vllm.mens.resolver")
 
 
@@ -31,18 +31,19 @@ class MensResolver(LoRAResolver):
     """Resolves an adapter id to its verified folder.
 
     Args:
-        open_store: returns the store; called at the first request, because vLLM makes resolvers in every process.
+        open_store: returns the store; called at the first request, because vLLM creates a resolver in every process,
+            also in those that never use it.
     """
 
     def __init__(self, open_store: Callable[[], AdapterStore] = process_store) -> None:
         self._open_store = open_store
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
-        """Return the LoRA request of an adapter; None, which vLLM turns into a 404, if it is not a valid adapter of the
-        base.
+        """Return the LoRA request for an adapter, or None if the name is not a valid adapter of the base; vLLM then
+        responds with 404.
 
         Raises:
-            MensError: a transient fault, e.g. a full disk. vLLM responds with 500, as "not found" would be wrong.
+            MensError: a transient fault, e.g. a full disk. vLLM then responds with 500, because 404 would be wrong.
         """
         try:
             # In a thread: hashing a large adapter would stall every stream of this server.
@@ -52,7 +53,7 @@ class MensResolver(LoRAResolver):
             if error.retryable:
                 raise
             return None
-        # vLLM replaces the number by one from its own counter.
+        # vLLM replaces this number with one from its own counter.
         return LoRARequest(
             lora_name=lora_name,
             lora_int_id=1,
@@ -72,9 +73,10 @@ class MensResolver(LoRAResolver):
 
 
 def register() -> None:
-    """vLLM's plugin entry point: register the resolver, patch vLLM, end an engine process with its server.
+    """Register the resolver and patch vLLM; make an engine process exit when its server does. vLLM calls this entry
+    point.
 
-    Idempotent. Does nothing where no base is configured.
+    Idempotent. Does nothing in a process without a configured base.
     """
     try:
         settings = process_settings()

@@ -13,7 +13,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The only values that vLLM accepts as its largest rank."""
 
 Quantization = Literal["fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "mxfp8", "mxfp4"]
-"""Formats that vLLM rounds full-precision weights to while it loads them; mxfp4 has 4 bits."""
+"""Formats to which vLLM can round full-precision weights while it loads them; mxfp4 has 4 bits."""
 
 PARSER_NAME = r"^[a-z0-9][a-z0-9_.-]*$"
 OFF = "off"
@@ -148,15 +148,17 @@ class ServingSettings(Settings):
 
     @property
     def adapts_head(self) -> bool:
-        """Return true if adapters may change an untied ``lm_head``; `vllm_gpu_patch.py` explains why not on a GPU."""
+        """Return true if the engine accepts adapters that change an untied ``lm_head``: only on a CPU, for the reason
+        in `vllm_gpu_patch.py`.
+        """
         return self.serving_device == "cpu"
 
 
 def round_rank(rank: int) -> int:
-    """Return the smallest rank that vLLM accepts and that fits adapters of the given rank; at most 512."""
+    """Return the smallest rank limit of vLLM that is at least the given rank; the largest limit is 512."""
     return next(taken for taken in LORA_RANKS if taken >= rank)
 
 
 def load_settings() -> ServingSettings:
-    """Read the environment. Raises what :func:`read_settings` raises."""
+    """Read the settings from the environment. Raises the errors of :func:`read_settings`."""
     return read_settings(ServingSettings)

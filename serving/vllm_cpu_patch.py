@@ -1,15 +1,15 @@
-"""A patch of vLLM's LoRA on a CPU: each row of a batch gets the weights of its own request's adapter, the base's rows
-none.
+"""A patch of vLLM's LoRA on a CPU: each row of a batch is computed with its own request's adapter, and a row of the
+base without an adapter.
 
-vLLM marks the base's rows with slot -1. Its CPU operators take that for an index, so in a batch with adapters the base
-computes with the weights in the last slot: another adapter's, as soon as every slot is taken (vLLM 0.32; vllm pull
-request 48421). They also copy both matrices of a layer once for each row of the batch, which takes several times as
-long as the base itself when a prompt is read. Here the rows of an adapter are multiplied together, and the base's rows
-are left out.
+vLLM marks the base's rows with slot -1. Its CPU operators use -1 as an index, so in a batch with adapters they compute
+the base's rows with the weights in the last slot. Once all slots are used, these are the weights of an adapter (vLLM
+0.32; vllm pull request 48421). The operators also copy both matrices of a layer for each row of the batch; for a
+prompt, this takes several times as long as the base's own computation. The patch multiplies all rows of an adapter at
+once, and skips the base's rows.
 
-For prompt log-probabilities vLLM computes the logits of one request's prompt with the slots of the batch's sampler
-rows, one for each request. With two requests in the batch their numbers differ, and the engine ends (vllm issue 16668).
-Here those rows get the slot of the request that they belong to.
+For prompt log-probabilities, vLLM computes the logits of one request's prompt, but uses the slots of the batch's
+sampler rows, of which there is one per request. If the batch has two requests, the number of slots differs from the
+number of rows, and the engine exits (vllm issue 16668). The patch gives these rows the slot of their own request.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from vllm.platforms import current_platform
 
 BASE_SLOT = -1
 prompt_adapter: ContextVar[int | None] = ContextVar("prompt_adapter", default=None)
-"""vLLM's number of the adapter whose prompt logits are computed, 0 for the base; None: the rows are the sampler's."""
+"""Number that vLLM gave to the adapter whose prompt logits are being computed; 0: the base; None: sampler rows are
+being computed.
+"""
 
 
 class PatchedPunicaWrapperCPU(PunicaWrapperCPU):
-    """Replacement for vLLM's own class."""
+    """Replacement for vLLM's class `PunicaWrapperCPU`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._adapters: list[int | None] = []
         self._rows_of_slots: list[tuple[int, Any]] = []
-        # Patched here, because only the engine's process makes a wrapper, and the others should not import the runner.
+        # Patched here, because only the engine's process creates a wrapper; other processes should not import the
+        # runner.
         patch_model_runner()
 
     def update_metadata(
@@ -55,13 +58,14 @@ class PatchedPunicaWrapperCPU(PunicaWrapperCPU):
         output_slices: tuple[int, ...],
         **_kwargs: Any,
     ) -> None:
-        """``y[:, slice i] += x @ lora_a_stacked[i] * scale @ lora_b_stacked[i]``, except in the base's rows.
+        """Add the LoRA product: ``y[:, slice i] += x @ lora_a_stacked[i] * scale @ lora_b_stacked[i]``, except in the
+        base's rows.
 
         Args:
             y: rows by output columns, changed in place.
             x: rows by input columns.
-            lora_a_stacked, lora_b_stacked: for each slice the matrices of all slots: slots, 1, rank, input; slots, 1,
-                output, rank.
+            lora_a_stacked, lora_b_stacked: for each slice, the matrices of all slots, of the shapes (slots, 1, rank,
+                input) and (slots, 1, output, rank).
             output_slices: width of each slice, in the order of ``y``'s columns.
         """
         x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
@@ -75,7 +79,7 @@ class PatchedPunicaWrapperCPU(PunicaWrapperCPU):
     def add_lora_logits(
         self, y: Any, x: Any, lora_a_stacked: Any, lora_b_stacked: Any, scale: float, **_kwargs: Any
     ) -> None:
-        """``y += x @ lora_a_stacked * scale @ lora_b_stacked``, except in the base's rows."""
+        """Add ``x @ lora_a_stacked * scale @ lora_b_stacked`` to ``y``, except in the base's rows."""
         x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         slots = self._logits_slots()
         shrunk = torch.zeros((len(x), lora_b_stacked.size(-1)), dtype=torch.float32, device=x.device)
@@ -84,7 +88,9 @@ class PatchedPunicaWrapperCPU(PunicaWrapperCPU):
         bgmv_expand(shrunk, lora_b_stacked, y, slots, add_inputs=True)
 
     def _logits_slots(self) -> Any:
-        """Return the slot of each row; for one prompt's rows a single slot, which the operators use for all of them."""
+        """Return the slot of each sampler row; or, for the rows of one prompt, a single slot, which the operators use
+        for all of them.
+        """
         adapter = prompt_adapter.get()
         if adapter is None:
             return self.sampler_indices
@@ -93,7 +99,9 @@ class PatchedPunicaWrapperCPU(PunicaWrapperCPU):
 
 
 def rows_of_slots(slots: torch.Tensor) -> list[tuple[int, Any]]:
-    """Return each adapter's slot in a batch with its rows' index, a slice if all rows; without the base's rows."""
+    """Return each slot used in the batch with the index of its rows: a full slice if it has all rows. The base's rows
+    are left out.
+    """
     distinct = slots.unique().tolist()
     if len(distinct) == 1:
         return [(slot, slice(None)) for slot in distinct if slot != BASE_SLOT]
@@ -108,7 +116,7 @@ def patch_model_runner() -> None:
     compute = GPUModelRunner._get_prompt_logprobs_dict  # noqa: SLF001
 
     def get_prompt_logprobs_dict(runner: Any, hidden_states: Any, num_scheduled_tokens: dict[str, int]) -> Any:
-        """As vLLM's method, one request at a time. A complete request is removed from the runner's dictionary."""
+        """Call vLLM's method for one request at a time. It removes a complete request from the runner's dictionary."""
         pending: dict[str, int] = runner.num_prompt_logprobs
         logprobs: dict[str, Any] = {}
         try:

@@ -1,8 +1,8 @@
 """Patch vLLM so that a complete response returns a truncated forced tool call as a call, as a stream does.
 
-vLLM (0.32) gives the markup of such a call as the content, with an empty list of calls; a stream of the same request
-gives the function's name and the arguments so far, as OpenAI does. Or it gives a call without the truncated argument.
-So such an answer is read again piece by piece, by the parser of streams.
+A streamed response contains the function's name and the arguments so far, as OpenAI's does. In the complete response to
+the same request, vLLM (0.32) returns an empty list of calls with the markup of the call as content, or a call without
+the truncated argument. This patch parses such an answer again, piece by piece, with the parser for streams.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from vllm.parser.abstract_parser import DelegatingParser
 logger = logging.getLogger(__name__)
 
 MOST_PIECES = 32
-"""Largest number of pieces: at each piece, parsers of streams read all arguments so far again, and other requests wait
-meanwhile.
+"""Largest number of pieces. For each piece, a parser for streams reads all arguments so far again, and other requests
+wait meanwhile.
 """
 
 
@@ -33,7 +33,7 @@ class CallPiece(NamedTuple):
 
 
 def apply_patch() -> None:
-    """Make vLLM read truncated calls in complete answers, in this process. Idempotent."""
+    """Make vLLM parse truncated calls in complete responses, in this process. Idempotent."""
     parse = DelegatingParser.parse
     if getattr(parse, "reads_cut_calls", False):
         return
@@ -53,7 +53,7 @@ def apply_patch() -> None:
         try:
             before, calls_as_streamed = read_as_stream(parser, model_output, request, model_output_token_ids)
         except Exception:
-            # vLLM's parsers raise errors of any class on what a model writes.
+            # vLLM's parsers can raise errors of any class for unexpected model output.
             logger.exception("a streamed answer with a forced call could not be parsed; vLLM's own parse of it is sent")
             return reasoning, content, calls
         if calls_as_streamed is None or (
@@ -89,17 +89,17 @@ def is_forced(choice: Any) -> bool:
 
 
 def has_ended(tokenizer: Any, request: Any, tokens: Sequence[int]) -> bool:
-    """Return whether an answer ends with an end token, and is therefore complete. The request's own limits do not show
-    this, because the end of the context also truncates an answer. An answer that ends with another end token is read
-    again, with the same result.
+    """Return whether an answer ends with an end token, and is therefore complete. The request's limits do not show
+    this, because the end of the context also truncates an answer. If an answer ends with an end token that is unknown
+    here, it is only parsed again, with the same result.
     """
-    # Not an attribute, because vLLM's two kinds of requests do not both have it.
+    # Read from vars(), because only one of vLLM's two kinds of requests has this attribute.
     stops = vars(request).get("stop_token_ids") or ()
     return bool(tokens) and tokens[-1] in (tokenizer.eos_token_id, *stops)
 
 
 def is_json(text: str) -> bool:
-    """Return whether a text is a whole JSON value."""
+    """Return whether a text is a complete JSON value."""
     try:
         json.loads(text)
     except ValueError:
@@ -108,8 +108,8 @@ def is_json(text: str) -> bool:
 
 
 def pieces_of(tokenizer: Any, tokens: Sequence[int], output: str, content: str) -> list[CallPiece] | None:
-    """Return an answer's content in the pieces of its stream, which are its tokens; None if the tokens do not result in
-    its text.
+    """Return an answer's content split into the texts of its tokens, as its stream sends it; None if these texts do not
+    add up to the content.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -117,8 +117,8 @@ def pieces_of(tokenizer: Any, tokens: Sequence[int], output: str, content: str) 
         output: the text of these tokens.
         content: the part of the output after its reasoning.
     """
-    # vLLM decodes an answer after its prompt, so SentencePiece's decoders keep the leading space, which they omit at
-    # the beginning of a text.
+    # vLLM decodes an answer as the continuation of its prompt. So SentencePiece's decoders keep a leading space, which
+    # they drop at the beginning of a text.
     prompt = tokenizer._tokenizer.encode("a", add_special_tokens=False).ids  # noqa: SLF001
     for before, skips_special in product((prompt, []), (False, True)):
         pieces = list(_decoded(tokenizer, before, tokens, skips_special))
@@ -142,7 +142,7 @@ def _last_letters(pieces: Sequence[CallPiece], letters: int) -> Iterator[CallPie
 
 
 def joined(pieces: Sequence[CallPiece]) -> Iterator[CallPiece]:
-    """Join neighbours until there are at most `MOST_PIECES`."""
+    """Join adjacent pieces until at most `MOST_PIECES` are left."""
     size = -(-len(pieces) // MOST_PIECES)
     for start in range(0, len(pieces), size or 1):
         part = pieces[start : start + size]
@@ -150,10 +150,10 @@ def joined(pieces: Sequence[CallPiece]) -> Iterator[CallPiece]:
 
 
 def streamed(parser: Any, pieces: Sequence[CallPiece], request: Any) -> tuple[str | None, list[FunctionCall]]:
-    """Return the content and the calls of an answer without reasoning, as a stream gives them.
+    """Return the content and the calls of an answer without its reasoning, as a stream would return them.
 
     Args:
-        parser: a new parser, because vLLM's parsers have a state.
+        parser: a new parser, because vLLM's parsers are stateful.
         pieces: the answer's pieces.
         request: the request that the answer belongs to.
     """

@@ -1,12 +1,13 @@
-"""A patch of vLLM's LoRA on a GPU: the base's ``lm_head`` is not wrapped, so adapters of it are refused there.
+"""A patch of vLLM's LoRA on a GPU: the base's ``lm_head`` is not wrapped in a LoRA layer, so adapters that change it
+are refused there.
 
-For prompt log-probabilities vLLM computes the logits of one request's prompt with the mapping of the batch's sampled
-rows to adapters, one row for each request (vLLM 0.32, both model runners; vllm issues 16668, 29955). According to its
-source, on a GPU
+For prompt log-probabilities, vLLM computes the logits of one request's prompt, but uses the mapping from sampled rows
+to adapters, which has one entry for each request of the batch (vLLM 0.32, both model runners; vllm issues 16668,
+29955). According to its source, on a GPU:
 
-- row *i* of the prompt gets the adapter of the *i*-th sampled row, which may belong to another tenant; later rows get
-  none;
-- with fewer rows of the prompt than sampled ones the kernels follow the mapping beyond their buffer, and write there.
+- Row *i* of the prompt gets the adapter of the *i*-th sampled row, which may belong to another tenant. Rows after the
+  last sampled row get no adapter.
+- If the prompt has fewer rows than the batch has sampled rows, the kernels write beyond the end of their buffer.
 
 Both happen only if the logits pass through a LoRA layer. vLLM wraps every untied head in one, even if no adapter has
 weights for it. `serving/vllm_cpu_patch.py` corrects the mapping on a CPU, where `tests/vllm/test_cpu_patch.py` measures

@@ -1,19 +1,20 @@
-"""A patch of vLLM for Qwen3.5: serve it without torchvision, which a CPU installation lacks, and serve adapters that
-change only `in_proj_z`.
+"""A patch of vLLM for Qwen3.5: serve it without torchvision, which a CPU installation does not have, and serve adapters
+that change only `in_proj_z`.
 
-vLLM's module of Qwen3.5 also has the vision part, and imports one function of pure arithmetic, `smart_resize`, from a
-module of transformers that imports torchvision. Without torchvision vLLM cannot even inspect the text-only class, and
-the server ends. transformers has the same function in its module for Pillow, so this patch provides a module of the
-first name with only this function. The vision part is never loaded (`--language-model-only`); any other code that looks
-for torchvision still finds it missing. The module is created at its first import, in each of vLLM's processes that
-needs it.
+vLLM's module of Qwen3.5 includes the vision part. It imports one function of pure arithmetic, `smart_resize`, from a
+module of transformers that imports torchvision. Without torchvision, vLLM cannot even inspect the text-only class, and
+the server exits. transformers has the same function in its module for Pillow. So this patch replaces the module that
+needs torchvision with one that has only this function. The vision part is never loaded (`--language-model-only`), and
+other code that looks for torchvision still finds that it is not installed. The replacement is created when it is first
+imported, in each of vLLM's processes that needs it.
 
-vLLM computes `in_proj_qkv` and `in_proj_z` as one layer of four slices. It fills in slices for a module that an adapter
-does not change. But if the first slice is missing, it treats all four as missing, and refuses the adapter (vLLM 0.32).
+vLLM computes `in_proj_qkv` and `in_proj_z` as one layer of four slices. For a module that an adapter does not change,
+it fills in empty slices. But if the first slice is missing, vLLM (0.32) treats all four as missing and refuses the
+adapter.
 
-On a CPU with AMX, vLLM computes linear attention's convolution by an operator that accepts only contiguous rows. With
-LoRA the rows are views of that layer's wider rows, so the engine would end at its first prompt. This patch copies such
-rows.
+On a CPU with AMX, vLLM computes the convolution of linear attention with an operator that accepts only contiguous rows.
+With LoRA, the rows are views into the wider rows of the packed layer, so the engine would exit at its first prompt.
+This patch copies such rows.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ FUNCTION = "smart_resize"
 
 
 class PillowFinder(MetaPathFinder, Loader):
-    """Import finder that creates this module, and does not find any other."""
+    """Import finder that finds only the replacement module."""
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
         """Return the module's spec; None for every other name."""
         return ModuleSpec(fullname, self) if fullname == MODULE else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Add the function to the module."""
+        """Add `smart_resize` to the module."""
         setattr(module, FUNCTION, getattr(import_module(PILLOW_MODULE), FUNCTION))
 
 
@@ -61,8 +62,8 @@ def _patch_slices() -> None:
         return
 
     def expand_packed_lora(layer: Any, lora_a: list[Any], lora_b: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Return the matrices A and B by slice; None if the adapter has none. Only the first module of a packed layer
-        has several slices.
+        """Return the matrices A and B by slice; None if the adapter does not change the layer. Only the first module of
+        a packed layer has several slices.
         """
         if lora_b[0] is not None:
             slices: tuple[list[Any], list[Any]] = expand(layer, lora_a, lora_b)

@@ -1,8 +1,8 @@
-"""A patch of vLLM's Responses API: refuse tool choices that nothing would enforce, as vLLM does in chats.
+"""A patch of vLLM's Responses API: refuse tool choices that vLLM cannot enforce, as it does in chat completions.
 
-vLLM answers such requests with plain text (0.32). Without a parser of tool calls it does not find a call in the text.
-And a forced call follows its function's schema only by a structural tag, or by a schema from the parser, which
-Mistral's parser makes only for chats.
+vLLM (0.32) answers such requests with plain text. Without a parser of tool calls, it cannot find a call in the text.
+And a forced call follows its function's schema only if the parser provides a structural tag or a schema. Mistral's
+parser provides one only for chat completions.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def apply_patch() -> None:
 
 
 def unkept(parser: Any, choice: Any) -> str | None:
-    """Return why a replica cannot enforce a tool choice; None if it can.
+    """Return the reason why a replica cannot enforce a tool choice; None if it can.
 
     Args:
-        parser: vLLM's class that reads tool calls; None: the replica has none.
+        parser: vLLM's parser class of tool calls; None: the replica has no such parser.
         choice: the tool choice of a request with tools.
     """
     if choice == "none":

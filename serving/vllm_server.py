@@ -1,7 +1,8 @@
-"""`python -m serving.vllm_server OPTIONS`: vLLM's server for OpenAI's API, imported without garbage collections.
+"""`python -m serving.vllm_server OPTIONS`: vLLM's OpenAI-compatible server; the garbage collector is off while it is
+imported.
 
-On a GPU the process of vLLM's engine is a new interpreter, which imports this module again: code outside the conditions
-below runs there too.
+On a GPU, vLLM's engine runs in a new interpreter, which imports this module again. So all code outside the `if`
+statement below runs there too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 from shared.garbage_collection import without_collections
 
 with without_collections():
-    # Imported here, because vLLM itself imports the engine later, when it starts it.
+    # Import the engine here too: vLLM itself would import it only when it starts the engine.
     import vllm.v1.engine.core  # noqa: F401
     from vllm.entrypoints.launchers.api_server.entry import main
 

@@ -1,8 +1,8 @@
-"""A patch of vLLM's structured output: JSON cannot continue indefinitely with white space.
+"""A patch of vLLM's structured output: a model cannot generate an unlimited amount of white space within JSON.
 
-vLLM allows either any white space between two tokens of JSON or none (``disable_any_whitespace``, which does not reach
-the arguments of tool calls; vLLM 0.32). Without white space a model could not write JSON as in its training, because
-most training rows have a space after colon and comma. So one character is allowed.
+Between two tokens of JSON, vLLM (0.32) allows either any amount of white space or none (``disable_any_whitespace``,
+which does not apply to the arguments of tool calls). With none, a model could not write JSON as in its training,
+because most training rows have a space after each colon and comma. So the patch allows one character.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ MAX_WHITE_SPACE = 1
 
 
 def bounded(tag: Any) -> Any:
-    """Bound the white space in the JSON of a structural tag, also in calls in XML; JSON schemas themselves stay
-    unchanged.
+    """Bound the white space in the JSON of a structural tag, and in tool calls written as XML. The JSON schemas in it
+    stay unchanged.
     """
     if isinstance(tag, list):
         return [bounded(part) for part in tag]

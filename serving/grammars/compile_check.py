@@ -1,4 +1,4 @@
-"""Measures the cost of a grammar in a child process, before the engine compiles it. Results are remembered.
+"""Measure the cost of a grammar in a child process before the engine compiles it. Results are cached.
 
 The grammars of one caller are checked one after the other, so that they do not delay other callers; the number of
 concurrent checks is limited.
@@ -27,7 +27,7 @@ MAX_PROCESSES = 4
 MAX_REMEMBERED = 10_000
 END_SECONDS = 5.0
 MEMORY_BYTES = 1 << 30
-"""Memory that a compile may use in addition to the vocabulary's."""
+"""Memory that a compilation may use in addition to the memory of the vocabulary."""
 
 log = logging.getLogger("vllm.mens.grammars")
 
@@ -37,10 +37,10 @@ class GrammarTooCostly(Exception):
 
 
 class Grammar(NamedTuple):
-    """A grammar in the form of xgrammar's arguments.
+    """A grammar as the arguments of xgrammar's compiler.
 
     Attributes:
-        kind: see :func:`serving.grammars.compile_server.compile_grammar`.
+        kind: one of the kinds of :func:`serving.grammars.compile_server.compile_grammar`.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class CheckLimits:
 
     Attributes:
         seconds: processor time to compile the grammar and to generate a few tokens with it.
-        white_space: characters of white space that JSON may have in a row.
+        white_space: largest number of consecutive white-space characters in JSON.
     """
 
     seconds: float
@@ -73,7 +73,7 @@ class CompileCheck:
         self._vocabulary = vocabulary
         self._limits = limits
         self._server: _Server | None = None
-        # Only one server is started, even if many requests wait for it.
+        # Start only one server, even if many requests wait for it.
         self._starting = asyncio.Lock()
         self._processes = asyncio.Semaphore(MAX_PROCESSES)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -89,11 +89,11 @@ class CompileCheck:
             GrammarTooCostly: the engine may not compile the grammar.
         """
         digest = hashlib.sha256(json.dumps(grammar).encode()).digest()
-        # A caller that waits holds its lock, so the dictionary keeps it for as long as a caller needs it.
+        # The dictionary of locks is weak: a lock exists as long as a caller waits for it.
         turn = self._turns.setdefault(caller, asyncio.Lock())
         if digest not in self._is_affordable:
             async with turn, self._processes:
-                # Look again: the grammar that this caller waited for may have been the same.
+                # Look again: while this caller waited, the same grammar may have been checked.
                 if digest not in self._is_affordable:
                     self._remember(digest, affordable=await self._compile(grammar))
         if not self._is_affordable[digest]:
@@ -108,8 +108,8 @@ class CompileCheck:
             self._is_affordable.popitem(last=False)
 
     async def _compile(self, grammar: Grammar) -> bool:
-        """Return whether the child process finished. If the child was never started because the server had ended, try
-        once more.
+        """Return whether the child process finished. If the server had ended before it could fork a child, restart the
+        server and try once more.
         """
         job = json.dumps({**grammar._asdict(), **asdict(self._limits)}).encode() + b"\n"
         for _ in range(2):
@@ -117,7 +117,7 @@ class CompileCheck:
             answer = await _ask(server.control, job)
             if answer.startswith(STARTED):
                 return answer.endswith(DONE)
-            # Another check may have replaced the server meanwhile.
+            # Another check may have replaced the server already.
             if self._server is server:
                 self._server = None
                 await asyncio.to_thread(server.end)
@@ -158,7 +158,7 @@ class _Server:
 
 
 async def _ask(control: socket.socket, job: bytes) -> bytes:
-    """Send a job; return the child process's output up to its end. Cancelling this ends the child."""
+    """Send a job; return the child process's output when it ends. Cancelling this coroutine ends the child."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     with ours:

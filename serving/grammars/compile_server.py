@@ -1,8 +1,8 @@
 """The process that compiles grammars to measure their cost: `python -m serving.grammars.compile_server FD`.
 
-It loads xgrammar and the vocabulary once, and forks for each grammar. The fork compiles, computes the first masks,
-reports that it is done, and ends; so no effect of a grammar outlives the fork. The kernel ends a fork that has used up
-its time or memory, and a fork ends itself when the client closes the connection.
+It loads xgrammar and the vocabulary once, and forks for each grammar. The fork compiles the grammar, computes the first
+token masks, reports that it is done, and exits; so no effect of a grammar outlives its fork. The kernel kills a fork
+that has used up its time or memory, and a fork exits when the client closes the connection.
 
     standard input      the vocabulary
     control socket FD   one byte for each grammar, with a socket of its own
@@ -23,10 +23,10 @@ from shared.contained import limits
 
 STARTED, DONE = b"s", b"d"
 STEPS = 8
-"""Number of tokens for which masks are computed: some grammars compile at once, but take seconds for each token."""
+"""Number of tokens for which masks are computed: some grammars compile immediately, but take seconds for each token."""
 WALL_TIMES = 10
-"""Limit of a compile's elapsed time, in multiples of the limit of its processor time: the compile may wait for a busy
-processor.
+"""Limit of a compilation's elapsed time, as a multiple of the limit of its processor time; longer, because the
+processor may be busy.
 """
 NICE = 5
 """Niceness of this process: the engine's own work takes precedence."""
@@ -51,13 +51,13 @@ def main() -> None:
 
 
 def compile_grammar(compiler: Any, kind: str, grammar: str, white_space: int) -> Any:
-    """Compile a grammar with xgrammar, called as vLLM's engine calls it (a test compares the two).
+    """Compile a grammar with xgrammar in the same way as vLLM's engine (a test compares the two).
 
     Args:
         compiler: the compiler of xgrammar.
         kind: ``json``, ``regex``, ``lark``, ``ebnf``, ``structural_tag``, or ``legacy_tag``, which has triggers.
         grammar: the grammar's source.
-        white_space: characters of white space that JSON may have in a row.
+        white_space: largest number of consecutive white-space characters in JSON.
     """
     match kind:
         case "json":
@@ -81,12 +81,12 @@ def compile_grammar(compiler: Any, kind: str, grammar: str, white_space: int) ->
 
 
 def _serve(connection: socket.socket, vocabulary: Any) -> None:
-    """Compile one grammar in a process of its own, and end that process."""
+    """Compile one grammar in this forked process, then exit."""
     try:
         job = json.loads(connection.makefile("rb").readline())
         connection.sendall(STARTED)
         _limit(job["seconds"], job["memory_bytes"])
-        # xgrammar computes without Python's lock, so this thread can detect meanwhile that all callers have left.
+        # xgrammar releases the GIL, so this thread can notice during the compilation that all callers have left.
         threading.Thread(target=_compile_and_end, args=(connection, vocabulary, job), daemon=True).start()
         connection.recv(1)
     finally:
@@ -94,7 +94,7 @@ def _serve(connection: socket.socket, vocabulary: Any) -> None:
 
 
 def _limit(seconds: float, memory_bytes: int) -> None:
-    """Let the kernel end this process after this processor time, or soon after it requests more memory than this."""
+    """Make the kernel kill this process after ``seconds`` of processor time, or soon after it exceeds its memory."""
     limits.limit_added_memory(memory_bytes)
     limits.dump_nothing()
     limits.end_after(seconds, seconds * WALL_TIMES)
@@ -126,7 +126,7 @@ def _compile_and_end(connection: socket.socket, vocabulary: Any, job: dict[str, 
 
 
 def _first_token(mask: Any) -> int:
-    """Return the first token that a mask allows; if it allows none, one that no grammar accepts."""
+    """Return the first token that a mask allows; if it allows none, a token that no grammar accepts."""
     word = next((index for index, bits in enumerate(mask[0].tolist()) if bits), None)
     if word is None:
         return -1

@@ -1,15 +1,15 @@
-"""A patch of vLLM's structured output: one request's grammar does not delay other requests.
+"""A patch of vLLM's structured output that keeps one request's grammar from delaying other requests.
 
-vLLM compiles grammars in threads of its engine. Such a thread always runs to its end: a caller who disconnects does not
-stop it, and vLLM's own limit for regular expressions only stops waiting for it. The engine's loop itself computes at
-each token which tokens a grammar allows next, for all requests one after the other; an ambiguous grammar takes longer
-with every token (vLLM 0.32, xgrammar 0.2). Hence:
+vLLM compiles grammars in threads of its engine. Such a thread always runs to its end: neither a disconnect of the
+caller nor vLLM's own timeout for regular expressions stops it. In addition, at every token the engine's loop computes
+which tokens each grammar allows next, for one request after the other; with an ambiguous grammar, each token takes
+longer than the one before (vLLM 0.32, xgrammar 0.2). So this patch has four parts:
 
-- the server lets a grammar through to the engine only when a child process has compiled it within its limits;
-- the engine compiles several grammars at once, so that other requests do not wait for one that is within the limits;
-- a grammar that xgrammar's cache of compiled parts cannot hold, such as a JSON string of `^[3-8]{500}$`, is compiled
-  without that cache;
-- the engine ends a request whose grammar takes too much of its time.
+- The server passes a grammar on to the engine only after a child process has compiled it within its limits.
+- The engine compiles several grammars at once, so that other requests do not wait for one that is within the limits.
+- A grammar that xgrammar's cache of compiled parts cannot hold, such as a JSON string of `^[3-8]{500}$`, is compiled
+  without that cache.
+- The engine ends a request whose grammar takes too much of the engine's time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from shared.replicas import TENANT_SALT_CHARS
 
 COMPILING_THREADS = 4
 BURST_SECONDS = 1.0
-"""Processor time in the engine's loop that a request's grammar may take in addition to the time allowed for each token.
+"""Processor time that a request's grammar may take in the engine's loop, in addition to an allowance for each token.
 """
 TOKEN_SECONDS = 0.01
 
@@ -47,7 +47,7 @@ log = logging.getLogger("vllm.mens.grammars")
 
 
 def apply_patch(seconds: float) -> None:
-    """Put the bounds into vLLM, in this process. Idempotent.
+    """Add the limits to vLLM in this process. Idempotent.
 
     Args:
         seconds: processor time that one grammar may take to compile.
@@ -63,8 +63,8 @@ def apply_patch(seconds: float) -> None:
 
 
 def grammar_of(params: StructuredOutputsParams) -> Grammar | None:
-    """Return the grammar that the engine will compile for a request; None if the request asks for any JSON object,
-    whose grammar costs nothing.
+    """Return the grammar that the engine will compile for a request; None if the request only requires some JSON
+    object, whose grammar costs nothing.
     """
     if params.choice:
         return Grammar("ebnf", choice_as_grammar(params.choice))
@@ -92,7 +92,9 @@ def _vocabulary(engine: Any) -> str:
 
 
 def _with_check(add_request: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    """Add the check to ``AsyncLLM.add_request``, which every request passes before it gets to the engine's process."""
+    """Add the check to ``AsyncLLM.add_request``, which vLLM calls for every request before sending it to the engine's
+    process.
+    """
 
     @functools.wraps(add_request)
     async def add_checked_request(
@@ -134,8 +136,8 @@ def _with_more_threads(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_uncached_retry(compile_grammar: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``XgrammarBackend.compile_grammar`` to retry without xgrammar's cache, because the cache fails on
-    repetitions that it has split.
+    """Wrap ``XgrammarBackend.compile_grammar`` to retry without xgrammar's cache if it fails: the cache does not
+    support all repetitions.
     """
 
     @functools.wraps(compile_grammar)

@@ -1,13 +1,13 @@
 """Size of a replica's KV cache on a CPU, and its longest sequence, from the base's config and the machine's memory.
 
-On a CPU vLLM expects the size of its KV cache in bytes, and ends after half a minute if the cache cannot hold one
-sequence of the served length. So the size is computed here, with vLLM's own arithmetic, before vLLM starts:
+On a CPU, vLLM expects the size of its KV cache in bytes. If the cache cannot hold one sequence of the served length,
+vLLM exits after half a minute. So the size is computed here with vLLM's own arithmetic, before vLLM starts:
 
     served length   the base's own, or as much of it as the memory for the KV cache holds
     KV cache        room for `CONCURRENT_TOKENS`, at least one sequence of the served length, at most the memory for it
     memory for it   the replica's allowance, less weights, adapters and the engine itself
 
-An explicit setting is used unchanged. On a GPU vLLM measures the free memory, and nothing is chosen here.
+An explicit setting is used unchanged. On a GPU, vLLM measures the free memory and chooses these values itself.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 BLOCK_TOKENS = 128
 """Tokens in one of vLLM's blocks on a CPU."""
 BATCH_TOKENS = 2048
-"""Tokens of one step of vLLM's server on a CPU, by default."""
+"""Largest number of tokens in one step of vLLM's server on a CPU, by default."""
 STATE_BYTES = 4
-"""Bytes of an element of the state of linear attention; vLLM may use only 2."""
+"""Bytes of an element of linear attention's state: an upper bound, as vLLM may use only 2."""
 UNKNOWN_LENGTH = 2048
-"""Length that vLLM uses if the config names none."""
+"""Context length that vLLM uses if the config does not name one."""
 
 LEAST_CACHE_BYTES = 64 << 20
 CONCURRENT_TOKENS = 32_768
 LEAST_TOKENS = 512
-"""Shortest useful context: a start with a shorter one is refused."""
+"""Shortest useful context; the start is refused if a shorter one would be chosen."""
 ENGINE_BYTES = 768 << 20
 """Memory of the server and its engine, without weights and caches."""
 
@@ -48,7 +48,7 @@ class CacheSizes:
     Attributes:
         max_model_len: tokens of the longest sequence; None leaves it to vLLM.
         cache_bytes: size of the KV cache; None leaves it to vLLM.
-        own_len: tokens that the base accepts, if the served length is shorter for lack of memory.
+        own_len: tokens that the base accepts; set only if the served length is shorter, for lack of memory.
         sequences: number of sequences of the served length that the cache holds at once; None if vLLM decides.
     """
 
@@ -67,28 +67,27 @@ class CacheSizes:
 
 
 def weight_bytes(config: ModelConfig, dtype: str) -> int:
-    """Bytes of the language model's weights in the engine's dtype."""
+    """Return the bytes of the language model's weights in the engine's dtype."""
     return parameter_count(expected_tensors(config)) * _element(dtype)
 
 
 def block_bytes(config: ModelConfig, dtype: str) -> int:
-    """Bytes of one block of vLLM's pool: one page for each layer of a group of equal layers."""
+    """Return the bytes of one block of vLLM's pool, which has one page for each layer of a group of equal layers."""
     page, group, _ = _layout(config, dtype)
     return page * group
 
 
 def sequence_bytes(config: ModelConfig, length: int, dtype: str, *, prefix_caching: bool) -> int:
-    """Return the bytes of the KV cache that vLLM requires for one sequence of ``length`` tokens, by its arithmetic."""
+    """Return the bytes of KV cache that vLLM needs for one sequence of ``length`` tokens."""
     page, group, block = _layout(config, dtype)
     full = config.layer_types.count(FULL)
     linear = config.layers - full
     tokens, more = length, 0
     if config.sliding_window is not None:
-        # A window seldom begins at the beginning of a block, so it touches one block more.
+        # A window usually begins within a block, so it touches one more block.
         tokens, more = min(length, config.sliding_window - 1 + BATCH_TOKENS), 1
     pages = -(-full // group) * (-(-tokens // block) + more)
-    # If prompts with a common beginning share a state, the state after the previous step is kept in addition to the
-    # current one.
+    # With prefix caching, the state after the previous step is kept in addition to the current one.
     pages += -(-linear // group) * (2 if prefix_caching else 1)
     return page * group * pages
 
@@ -121,8 +120,8 @@ def choose_cache(
         memory: bytes that the replica may use.
 
     Raises:
-        InvalidRequest: ``BASE_DOES_NOT_FIT``: the memory does not hold one sequence of the requested length, or of the
-            shortest useful length.
+        InvalidRequest: ``BASE_DOES_NOT_FIT``: one sequence of the requested length, or of the shortest useful length,
+            does not fit in the memory.
     """
     requested = settings.serving_max_model_len
     if settings.serving_device == "cuda":
@@ -143,20 +142,20 @@ def choose_cache(
 
 
 def own_length(config: ModelConfig, folder: Path) -> int | None:
-    """Return the number of tokens that the base accepts, by its config and its tokenizer's config; None if neither
-    names one.
+    """Return the number of tokens that the base accepts, from its config and its tokenizer's config; None if neither
+    names it.
     """
     path = folder / TOKENIZER_CONFIG_NAME
     stated = json_object(path.read_bytes(), path.name, Code.MODEL_CONFIG_INVALID) if path.is_file() else {}
     limits = [config.max_positions, stated.get("model_max_length")]
-    # transformers writes 10^30 where a tokenizer has no limit.
+    # transformers writes 10^30 for a tokenizer without a limit.
     return min(
         (int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit <= MAX_LENGTH), default=None
     )
 
 
 def check_free(settings: ServingSettings, cache: CacheSizes, weights: int, free: int) -> None:
-    """Refuse a start if too little memory is free now: vLLM would only fail after it has read the weights.
+    """Refuse a start if too little memory is free now: vLLM itself would fail only after reading the weights.
 
     Raises:
         Unavailable: ``BASE_DOES_NOT_FIT``.
@@ -186,11 +185,11 @@ def _layout(config: ModelConfig, dtype: str) -> tuple[int, int, int]:
     linear = config.linear
     state = linear.conv_dim * (linear.kernel - 1) * _element(dtype)
     state += linear.value_heads * linear.value_head_dim * linear.key_head_dim * STATE_BYTES
-    # A linear-attention layer's state fills one page; the number of tokens in a block follows from its size.
+    # The state of a linear-attention layer fills one page, so its size determines the number of tokens in a block.
     block = BLOCK_TOKENS * -(-state // (BLOCK_TOKENS * token))
     counts = sorted({config.layer_types.count(kind) for kind in set(config.layer_types)})
     fewest, most = counts[0], counts[-1]
-    # A group has as many layers as the rarer kind of layer, unless both kinds are about equally frequent.
+    # A group has as many layers as the less frequent kind of layer, unless both kinds are about equally frequent.
     return token * block, most if most < fewest * 1.5 else fewest, block
 
 
@@ -208,7 +207,9 @@ def _does_not_fit(
     beside: int,
     memory: int,
 ) -> InvalidRequest:
-    """Return the error of a base that does not fit; it names both sizes, and the setting that changes one of them."""
+    """Return the error for a base that does not fit. It names the needed and the available size, and the settings to
+    change.
+    """
     least = length if settings.serving_max_model_len else min(length, LEAST_TOKENS)
     needed = _needed(config, least, dtype, settings.serving_prefix_caching)
     shorter = f"lower MENS_SERVING_MAX_MODEL_LEN to {served}" if served >= LEAST_TOKENS else None

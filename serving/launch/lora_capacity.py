@@ -1,11 +1,11 @@
 """LoRA capacity of a replica: the largest rank that it serves, and the number of adapters that it keeps in memory.
 
-vLLM has two levels for adapters. *Slots* (``max_loras``) take part in a batch; each is as large as an adapter of the
-largest rank, even if it holds a smaller one. The *cache* (``max_cpu_loras``) holds adapters in every engine process's
-memory, each at its own rank; an adapter that is evicted from it is read from its files again, inside the engine's loop.
-Two mistakes end the engine: a cache that outgrows the memory, and files that are gone when they are read again. The
-size of the cache is chosen here to prevent the first; the second is prevented where files are removed
-(`serving/middleware/unloading.py`).
+vLLM keeps adapters on two levels. *Slots* (``max_loras``) hold the adapters of the current batch; each slot is as large
+as an adapter of the largest rank, even if it holds a smaller one. The *cache* (``max_cpu_loras``) holds adapters in the
+memory of every engine process, each at its own rank. An adapter that was evicted from the cache is read from its files
+again, in the engine's loop. The engine exits if the cache outgrows the memory, or if files are missing when they are
+read again. The size of the cache is chosen here to prevent the former; `serving/middleware/unloading.py` prevents the
+latter.
 
     largest rank the rank of plans of this base (default contract, every preset), or the larger rank of a stored
     adapter, if a batch of such adapters and one more fit in the memory
@@ -28,15 +28,15 @@ from shared.errors import Code, InvalidRequest
 
 RANK = "adapter.rank"
 MEMORY_SHARE = 4
-"""The adapters' share of the memory is the memory divided by this number."""
+"""Adapters may take the memory divided by this number."""
 
 MAX_CACHED = 1024
-"""Largest number of cached adapters: vLLM copies their list for every adapter of every step; copying a thousand takes
-microseconds.
+"""Largest number of cached adapters. vLLM copies the list of them for every adapter of every step; copying a thousand
+entries takes microseconds.
 """
 
 FILE_ELEMENT_BYTES = 4
-"""Bytes of an element in an adapter's files: adapters are stored in fp32, and need memory for that size while they are
+"""Bytes of an element in an adapter's files: adapters are stored in fp32, and need this much memory while they are
 loaded.
 """
 
@@ -72,9 +72,7 @@ class LoraSizes:
 
 
 def planned_rank(config: ModelConfig) -> int:
-    """Return the largest rank that plans of this base request by default: the rank of the default contract, or of a
-    preset.
-    """
+    """Return the largest rank that plans of this base have by default: that of the default contract or of a preset."""
     size = size_row(parameter_count(expected_tensors(config)), None)
     bound = size.bounds.get(RANK, Bound()) if size else Bound()
     presets = (preset_values(name).get(RANK, 0) for name in preset_names())
@@ -103,7 +101,7 @@ def choose_sizes(
     for rank in ranks:
         need = _Need(settings, config, rank, dtype)
         fitting = need.fitting(room)
-        # A requested number is used unchanged, but then the rank is not larger than plans request.
+        # A number of adapters from the settings is used even if they do not fit, but then only with the smallest rank.
         if fitting >= least or (requested and rank == ranks[-1]):
             cached = requested or min(fitting, max(least, MAX_CACHED))
             return LoraSizes(rank, in_batch, cached, need.adapter, room)
@@ -118,7 +116,7 @@ def choose_sizes(
 
 
 def _candidate_ranks(settings: ServingSettings, config: ModelConfig, stored_rank: int) -> list[int]:
-    """Return acceptable ranks, largest first: a replica must start even if one stored adapter has a huge rank."""
+    """Return the ranks to try, largest first: a replica must start even if one stored adapter has a huge rank."""
     if settings.serving_max_lora_rank:
         return [settings.serving_max_lora_rank]
     planned = round_rank(planned_rank(config))
@@ -127,7 +125,7 @@ def _candidate_ranks(settings: ServingSettings, config: ModelConfig, stored_rank
 
 
 class _Need:
-    """Bytes that adapters of one rank take in memory, in all engine processes together."""
+    """Memory that adapters of one rank take, in all engine processes together."""
 
     def __init__(self, settings: ServingSettings, config: ModelConfig, rank: int, dtype: str) -> None:
         # Each process of a tensor or pipeline group holds every cached adapter completely.

@@ -1,12 +1,12 @@
-"""Choose vLLM's parsers of the model's output: the parser of tool calls, which ``tool_choice: "auto"`` needs, and the
-parser of reasoning.
+"""Choose vLLM's parsers of the model's output: the parser of tool calls, which ``tool_choice: "auto"`` requires, and
+the parser of reasoning.
 
-A base and its adapters are trained on tool calls in the form in which the base's chat template writes them. So the
-template renders a chat with a call in it, and the parser is chosen by the form of the result. Some parsers need a
-special token in the vocabulary, and vLLM does not start without it.
+A base and its adapters are trained on tool calls in the format of the base's chat template. So a chat with a tool call
+is rendered with the template, and the parser is chosen by the format of the result. Some parsers need a special token
+in the vocabulary; vLLM does not start if it is missing.
 
-The reasoning parser treats everything before ``</think>`` as reasoning. An answer without that mark has no content
-then, so the parser is used only if the template writes the mark before every answer that is trained on.
+The reasoning parser treats everything before ``</think>`` as reasoning. With it, an answer without this marker has no
+content, so the parser is used only if the template writes the marker before every answer that is trained on.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ QUESTION, ANSWER, FUNCTION = "Qw7 question", "Aw7 answer", "call_w7"
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": FUNCTION, "arguments": {"unit": "w7"}}}
 CALLED: list[dict[str, Any]] = [CHAT[0], {"role": "assistant", "content": "", "tool_calls": [CALL]}]
-# A name other than the call's: templates write the list of tools, and examples of calls, into the prompt.
+# The listed tool has a different name from the called one, because templates write the list of tools and examples of
+# calls into the prompt.
 TOOLS = [{"type": "function", "function": {"name": "listed_w7", "description": "", "parameters": {"type": "object"}}}]
 
 REASONING = "qwen3"
 CHATML, CHATML_PARSER = "<|im_start|>", "hermes"
-"""ChatML alone does not show the form of calls; models with ChatML turns are trained on calls in the form of hermes."""
+"""ChatML itself does not define a format of calls; models with ChatML turns are trained on calls in the format of
+hermes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsers:
-    """Names of vLLM's parsers; None if a parser is not used."""
+    """Names of the chosen vLLM parsers; None: no parser."""
 
     tool: str | None = None
     reasoning: str | None = None
@@ -43,8 +46,8 @@ class Parsers:
 
 
 def choose_parsers(settings: ServingSettings, tokenizer: Tokenizer | None) -> Parsers:
-    """Return the parsers that the settings name; parsers that they leave open follow from the template, if the base has
-    one.
+    """Return the parsers that the settings name. If the settings do not name one, choose it by the base's template, if
+    it has one.
     """
     tool = reasoning = None
     if tokenizer is not None:

@@ -1,4 +1,4 @@
-"""Prepare a launch: decide every value that vLLM is started with.
+"""Prepare a launch: determine every value that vLLM is started with.
 
     settings ─► catalogue entry and folder, verified ─► config ─► dtype ─► adapter sizes ─► KV cache, length ─► parsers,
     end tokens ─► Launch
@@ -51,8 +51,8 @@ class Launch:
         config: the base's config.
         dtype: dtype that vLLM is started with.
         threads: number of threads that compute, on a CPU.
-        end_ids: token ids at which every answer ends, ascending. Empty for a base without a usable chat template: vLLM
-            then uses the end tokens of the base's config files.
+        end_ids: token ids at which every answer ends, ascending. Empty for a base without a usable chat template; vLLM
+            then uses only the end tokens of the base's config files.
     """
 
     settings: ServingSettings
@@ -76,9 +76,9 @@ def prepare(settings: ServingSettings) -> Launch:
     """Verify the base and complete the settings.
 
     Raises:
-        MensError: the replica may not start. These are the errors of `find_base`, `verify_model_folder`,
-            `check_signature`, `parse_model_config`, `choose_sizes`, `choose_cache` and `check_free`;
-            ``NOT_SERVABLE_FAMILY``, ``NOT_SERVABLE_HEAD_SIZE``; ``SETTINGS_INVALID``.
+        MensError: the replica may not start: ``NOT_SERVABLE_FAMILY``, ``NOT_SERVABLE_HEAD_SIZE``, ``SETTINGS_INVALID``,
+            or an error of `find_base`, `verify_model_folder`, `check_signature`, `parse_model_config`, `choose_sizes`,
+            `choose_cache` or `check_free`.
     """
     entry, folder = find_base(settings)
     check_quantization(settings, entry)
@@ -94,7 +94,7 @@ def prepare(settings: ServingSettings) -> Launch:
     check_free(settings, cache, weight_bytes(config, dtype), available_memory())
     threads = settings.serving_cpu_threads or cpu_threads(config, allowed_cores())
     tokenizer: Tokenizer | None = None
-    # A base without a usable chat template only completes text, so it has no form of tool calls.
+    # A base without a usable chat template can only complete text, so it has no format of tool calls.
     with suppress(InvalidRequest):
         tokenizer = Tokenizer.load(folder)
     parsers = choose_parsers(settings, tokenizer)
@@ -105,7 +105,7 @@ def prepare(settings: ServingSettings) -> Launch:
 def check_signature(settings: ServingSettings, entry: BaseModelEntry, folder: Path) -> None:
     """Refuse a merged model without the signature of a trusted key, if trusted keys are set.
 
-    Other bases are unsigned: the operator chooses them by digest.
+    Other bases have no signature: the operator chooses them by digest.
 
     Raises:
         ArtifactInvalid: ``MODEL_UNSIGNED``, ``MODEL_SIGNATURE_INVALID``; ``BASE_DIGEST_MISMATCH``: the signed manifest
@@ -160,7 +160,7 @@ def check_head_sizes(settings: ServingSettings, config: ModelConfig) -> None:
 
 
 def choose_dtype(settings: ServingSettings, config: ModelConfig) -> str:
-    """Choose the dtype that vLLM computes in; ``auto`` is the base's own.
+    """Choose the dtype in which vLLM computes; ``auto`` means the base's own.
 
     Raises:
         InvalidRequest: ``SETTINGS_INVALID``: with this dtype the engine would end at its first request.
@@ -182,14 +182,14 @@ def served_end_ids(tokenizer: Tokenizer | None, config: ModelConfig) -> tuple[in
     """Return the token ids at which every answer ends: the end tokens that training uses, if the model can generate
     them.
     """
-    # vLLM uses these ids as columns of the logits: an id beyond the embedding's size would end the engine.
+    # vLLM uses these ids as column indices of the logits: an id beyond the size of the embedding would end the engine.
     return () if tokenizer is None else tuple(sorted(end for end in tokenizer.end_ids if end < config.vocab))
 
 
 def stored_rank(storage: Storage, entry: BaseModelEntry) -> int:
-    """Return the largest rank among the stored adapters of a base; 0 without any.
+    """Return the largest rank among the stored adapters of a base; 0 if none are stored.
 
-    An adapter that cannot be read is ignored here, and refused when a request names it.
+    An adapter that cannot be read is ignored here; it is refused when a request names it.
     """
     own = [entry.digests, *([entry.twin_of.digests] if entry.twin_of else [])]
     ranks = [0]

@@ -1,5 +1,5 @@
-"""The types of an ASGI application's calls (https://asgi.readthedocs.io); this tier must not import the types of
-starlette.
+"""Types of an ASGI application's arguments (https://asgi.readthedocs.io), because this tier must not import
+starlette's.
 """
 
 from __future__ import annotations

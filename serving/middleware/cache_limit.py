@@ -1,4 +1,4 @@
-"""Keep the verified copies of adapters in a replica within a size: the least recently requested ones are dropped."""
+"""A limit on the total size of the verified copies of adapters; the least recently requested ones are removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serving.middleware.vllm_engine import Engine
 
 
 class CacheLimit:
-    """Bound on the bytes of an adapter store. Adapters with requests in flight stay, even if they exceed the bound.
+    """Limit on the bytes in an adapter store. Adapters with requests in flight stay, even if the limit is exceeded.
 
     Args:
         unloader: drops an adapter from the engine before its files are removed.
@@ -25,11 +25,11 @@ class CacheLimit:
         self._open_store = open_store
         self._max_bytes = max_bytes
         self._requested_at: dict[str, float] = {}
-        # Two concurrent requests would each drop enough adapters for both.
+        # Without the lock, two concurrent requests would each drop enough adapters for both.
         self._making_room = asyncio.Lock()
 
     async def apply(self, model: str, engine: Callable[[], Engine]) -> None:
-        """Record a request for a model, and drop adapters until the rest fit.
+        """Record a request for a model, and drop adapters until the remaining ones fit the limit.
 
         Args:
             model: the model whose request has ended.
@@ -39,11 +39,11 @@ class CacheLimit:
             return
         store = await asyncio.to_thread(self._open_store)
         cached = store.cached()
-        # Keep only cached names: callers choose names, and could send any number of them.
+        # Keep only names of cached adapters: callers choose the names, so their number is unlimited.
         self._requested_at = {name: at for name, at in self._requested_at.items() if name in cached}
         if model in cached:
             self._requested_at[model] = time.monotonic()
-        # A single request drops adapters on behalf of all; the others do not wait for it.
+        # If another request is already dropping adapters, do not wait for it.
         if sum(cached.values()) <= self._max_bytes or self._making_room.locked():
             return
         async with self._making_room:

@@ -1,10 +1,11 @@
-"""Graceful shutdown of a replica: requests in flight may end, new ones are refused so that another replica takes them.
+"""Graceful shutdown of a replica: requests in flight can finish, and new ones are refused, so that another replica
+takes them.
 
-vLLM alone ends its engine first, and then waits until its connections have closed, although their responses can never
-be completed. Here the server refuses new requests after SIGTERM: each gets a 503, health checks too, so that the
-gateway uses another replica. When the requests in flight have ended, or their time is over, vLLM gets the signal to
-stop in its own way. Requests that are still in flight then get a visibly truncated response, or a 503 if no byte of it
-was sent yet. SIGINT skips the waiting.
+vLLM itself ends its engine first and then waits until its connections close, although their responses can no longer be
+completed. Instead, after SIGTERM the server answers new requests, including health checks, with 503, so that the
+gateway uses another replica. When no request is in flight, or after the drain time, vLLM gets SIGINT and stops in its
+own way. Requests that are still in flight then get a visibly truncated response, or a 503 if no byte of the response
+was sent yet. A SIGINT from outside skips the waiting.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ log = logging.getLogger("vllm.mens.shutdown")
 
 
 class GracefulShutdown:
-    """Requests in flight, and the state of the server's shutdown. Used in its event loop."""
+    """Requests in flight, and the state of the server's shutdown. Used only in the server's event loop."""
 
     def __init__(self) -> None:
         self._in_flight: set[asyncio.Task[Any]] = set()
@@ -35,7 +36,8 @@ class GracefulShutdown:
         self._engine_stops = False
 
     def handle_sigterm(self, drain_seconds: float) -> None:
-        """Take SIGTERM over from vLLM, which keeps SIGINT. Called when its server starts, in its event loop.
+        """Replace vLLM's handler of SIGTERM; vLLM still handles SIGINT. Called in the event loop when the server
+        starts.
 
         Args:
             drain_seconds: time that requests in flight may take.
@@ -43,16 +45,16 @@ class GracefulShutdown:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.begin, drain_seconds)
 
     def begin(self, drain_seconds: float) -> None:
-        """Refuse new requests, and make the server stop once none is in flight. A second call changes nothing."""
+        """Refuse new requests, and stop the server once no request is in flight. A second call has no effect."""
         if self._drain is None:
             log.info("Shutting down: %d requests in flight have %g s to finish.", len(self._drained), drain_seconds)
             self._drain = asyncio.create_task(self._drain_and_stop(drain_seconds))
 
     async def run(self, server: Any, send: Send, work: Callable[[Send], Awaitable[None]]) -> None:
-        """Process a request until it ends or the server stops.
+        """Process a request until it is complete or the server stops.
 
         Args:
-            server: the server of uvicorn, which has a flag for its stop; None without a server, as in a test.
+            server: uvicorn's server, whose flag shows that it stops; None in tests without a server.
             send: the ``send`` of the request.
             work: processes the request; its argument is the ``send`` to use.
 
@@ -77,7 +79,7 @@ class GracefulShutdown:
         try:
             await work(observed_send)
         except asyncio.CancelledError:
-            # `_watch_server` has cancelled the request, so the caller is still connected.
+            # `_watch_server` cancelled the request, so the caller is still connected and can get a 503.
             if self._engine_stops and not has_begun:
                 raise _shutting_down() from None
             raise
@@ -87,7 +89,7 @@ class GracefulShutdown:
         return None
 
     def include_in_drain(self) -> None:
-        """Record that the current request has arrived completely: from now on a shutdown waits for its response."""
+        """Record that the current request has arrived completely: from now on, a shutdown waits for its response."""
         if (task := asyncio.current_task()) in self._in_flight and task is not None:
             self._drained.add(task)
 

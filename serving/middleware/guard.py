@@ -1,17 +1,17 @@
-"""The guard: an ASGI middleware in front of every route of vLLM, with an allow-list and the serving key.
+"""The guard: an ASGI middleware in front of all routes of vLLM. It checks an allow-list of routes and the serving key.
 
-vLLM requires its key only below ``/v1``, and the flag that makes it call our resolver also opens routes that load any
-path on the machine. So the guard passes only an exact list of routes. It requires the serving key on all of them except
-``/health``, which needs no key, and ``/metrics``, which needs the scraper's key. It also has routes of its own. The
-publisher gets the reason for an adapter's refusal there; the control plane gets this replica's capabilities before a
-job is queued, and has deleted adapters unloaded (`unloading.py`):
+vLLM requires its key only below ``/v1``, and the variable that makes it call our resolver also opens routes that load
+any path on the machine. So the guard lets requests through only to an exact list of routes. It requires the serving key
+on all of them except ``/health``, which needs no key, and ``/metrics``, which needs the scraper's key. The guard also
+has its own routes. The publisher uses them to get the reason why an adapter is refused. The control plane uses them to
+get this replica's capabilities before a job is queued, and to unload deleted adapters (`unloading.py`):
 
     GET    /mens/adapters/<adapter id>   200 {"id", "ok", …}   or   4xx {"error": {"code", "message", "remedy", …}}
     DELETE /mens/adapters/<adapter id>   200 {"id", "state": "unloaded"}   or   202 {"state": "draining", "requests": 2}
     GET    /mens/limits                  200 {"base", "base_digest", "max_lora_rank", "served_digest", …}
 
-The publisher also uses ``/tokenize``, to compare the replica's token ids with the trainer's. ``/v1/responses`` is open
-because the gateway passes only requests that store nothing; the routes below it, which read and cancel stored
+The publisher also uses ``/tokenize``, to compare the replica's token ids with the trainer's. ``/v1/responses`` is open,
+because the gateway forwards only requests that store nothing. The routes below it, which read and cancel stored
 responses, are closed.
 """
 
@@ -69,7 +69,7 @@ KEYED_ROUTES = frozenset(
     }
 )
 METRICS_ROUTE = ("GET", "/metrics")
-"""Route of vLLM's metrics and ours. The metrics cover all tenants, so the route has a key of its own, which callers and
+"""Route of vLLM's metrics and ours. The metrics cover all tenants, so the route has its own key, which callers and
 other tiers do not have.
 """
 ADAPTER_ROUTE = "/mens/adapters/"
@@ -84,15 +84,15 @@ STATUS: dict[type[MensError], tuple[int, str]] = {
 }
 POLICY_VIOLATION = 1008
 INSTANCE = uuid.uuid4().hex
-"""Id of this process; it differs after each start of a replica."""
+"""Id of this process; each start of a replica gets a new one."""
 DRAIN_SECONDS = 60.0
-"""Time that requests in flight get if the unload request names none."""
+"""Time that requests in flight get if the unload request does not specify one."""
 
 log = logging.getLogger("vllm.mens.guard")
 
 
 class GuardMiddleware:
-    """ASGI middleware. vLLM creates it with the app as its only argument; it then reads its settings from the
+    """ASGI middleware. vLLM creates it with the app as the only argument; the guard then reads its settings from the
     environment.
 
     Args:
@@ -101,11 +101,11 @@ class GuardMiddleware:
             settings.
         metrics_key: the token that a scraper must send; empty: the route is closed.
         open_store: returns the adapter store; called at the first adapter check.
-        cache_bytes: largest size of the verified adapters; None: no limit. If the keys are taken from the settings,
-            this limit is too.
+        cache_bytes: largest total size of the verified adapters; None: no limit. If ``key`` is None, the limit of the
+            settings is used instead.
 
     Raises:
-        InvalidRequest: the settings are wrong. The server then does not start, rather than start unguarded.
+        InvalidRequest: the settings are invalid. The server then does not start, so it never runs without a guard.
     """
 
     def __init__(
@@ -131,14 +131,14 @@ class GuardMiddleware:
         self._listening = ListeningCheck()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection: pass the server's own lifespan, check HTTP requests, refuse web sockets."""
+        """Handle one ASGI connection: forward lifespan events, check HTTP requests, refuse web sockets."""
         match scope["type"]:
             case "lifespan":
-                # vLLM has set its signal handlers by now.
+                # vLLM has installed its signal handlers by now, so ours replaces one of them.
                 if (server := server_of(scope)) is not None:
                     settings = process_settings()
                     self._shutdown.handle_sigterm(settings.drain_seconds)
-                    # Without a drain: a broken replica cannot complete its requests.
+                    # Do not wait for requests in flight: a broken replica cannot complete them.
                     broken = partial(self._shutdown.begin, 0)
                     self._self_test.start(
                         settings.serving_base, settings.serving_self_test_seconds, scope["app"], broken
@@ -164,7 +164,7 @@ class GuardMiddleware:
             await _refuse(send, error)
 
     def _admit(self, scope: Scope) -> str | None:
-        """Admit a request, or raise an error. Returns the adapter id for our own routes, None for others."""
+        """Admit a request or raise an error. Returns the adapter id for our adapter routes, None for all others."""
         route, adapter_id = _route(scope), _adapter_id(scope)
         our_routes = (
             OPEN_ROUTES | KEYED_ROUTES | {CAPABILITIES_ROUTE} | ({METRICS_ROUTE} if self._metrics_key else set())
@@ -178,13 +178,13 @@ class GuardMiddleware:
         if authorization is None:
             raise Unauthenticated(Code.KEY_MISSING, "No key.", remedy="Send `Authorization: Bearer <serving key>`.")
         scheme, _, token = authorization.partition(b" ")
-        # Compared in constant time, so that the response's delay does not reveal how much of a guess is right.
+        # Compare in constant time, so that the response time does not reveal how many characters of a guess are right.
         if scheme.lower() != b"bearer" or not hmac.compare_digest(token, key):
             raise Unauthenticated(Code.KEY_INVALID, "The key is not known.", remedy="Use this replica's serving key.")
         return adapter_id
 
     async def _serve(self, scope: Scope, receive: Receive, adapter_id: str | None, send: Send) -> None:
-        """Respond to an admitted request: by one of our routes, or by passing it on to vLLM."""
+        """Respond to an admitted request with one of our routes, or forward it to vLLM."""
         response: BaseModel | None = None
         model = ""
         try:
@@ -217,8 +217,8 @@ class GuardMiddleware:
         await self._limit_cache(scope, model)
 
     async def _limit_cache(self, scope: Scope, model: str) -> None:
-        """Apply the cache's limit after a response, as the request may have added an adapter. The caller never gets an
-        error from this.
+        """Apply the cache's limit after a response, because the request may have added an adapter. An error here is
+        only logged.
         """
         try:
             await self._cache_limit.apply(model, lambda: Engine(scope["app"]))
@@ -226,7 +226,9 @@ class GuardMiddleware:
             log.exception("Adapters could not be removed from the cache.")
 
     async def _adapter_route(self, scope: Scope, adapter_id: str) -> AdapterCheck | UnloadProgress:
-        """Check an adapter (GET) or unload it (DELETE). An unexpected error of this code is not a fault of the adapter."""
+        """Check an adapter (GET) or unload it (DELETE). After an unexpected error, the response does not blame the
+        adapter.
+        """
         try:
             if scope["method"] == "DELETE":
                 return await self._unloader.unload(adapter_id, Engine(scope["app"]), _drain_seconds(scope))
@@ -251,7 +253,7 @@ def replica_capabilities(
         dtype: dtype in which the engine computes, e.g. ``float32``; None if unknown.
         context: tokens of the longest sequence that the engine accepts; None if unknown.
     """
-    # Otherwise the store could not have been opened.
+    # The store can be opened only if the rank is set.
     assert settings.serving_max_lora_rank is not None
     return ReplicaCapabilities(
         base=settings.serving_base,
@@ -269,18 +271,18 @@ def replica_capabilities(
 
 
 def server_of(scope: Scope) -> Any:
-    """Return the uvicorn server in which vLLM runs; None without one, as in a test."""
+    """Return the uvicorn server in which vLLM runs; None in tests without one."""
     return getattr(getattr(scope.get("app"), "state", None), "server", None)
 
 
 def engine_dtype(scope: Scope) -> str | None:
-    """Return the dtype of the engine behind the guard, from vLLM's own config; None without one, as in a test."""
+    """Return the dtype of the engine behind the guard, from vLLM's config; None in tests without an engine."""
     dtype = getattr(_engine_model_config(scope), "dtype", None)
     return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def engine_context(scope: Scope) -> int | None:
-    """Return the tokens of the longest sequence that the engine takes, from vLLM's own config; None without one."""
+    """Return the tokens of the longest sequence that the engine accepts, from vLLM's config; None without an engine."""
     return getattr(_engine_model_config(scope), "max_model_len", None)
 
 
@@ -290,7 +292,7 @@ def _engine_model_config(scope: Scope) -> Any:
 
 
 def configured_dtype(settings: ServingSettings) -> str | None:
-    """Return the dtype that the settings require; None when the choice is left to the engine."""
+    """Return the dtype that the settings require; None if the engine chooses it."""
     dtype = settings.serving_dtype or ("float32" if settings.serving_device == "cpu" else "auto")
     return None if dtype == "auto" else dtype
 
@@ -300,14 +302,16 @@ def _route(scope: Scope) -> tuple[str, str]:
 
 
 def _is_plain(scope: Scope) -> bool:
-    """Return whether the path is in its plain form, without percent-encoding and without the prefix of a mount point."""
+    """Return whether the path is plain: not percent-encoded, and not below a mount point."""
     path: str = scope["path"]
     raw: bytes = scope.get("raw_path") or path.encode()
     return raw == path.encode() and not scope.get("root_path")
 
 
 def _adapter_id(scope: Scope) -> str | None:
-    """Return the adapter id in the path of an adapter route. It is one segment; some clients percent-encode its ``@``."""
+    """Return the adapter id, which is the last segment of an adapter route's path. Some clients percent-encode its
+    ``@``.
+    """
     path: str = scope["path"]
     candidate = path.removeprefix(ADAPTER_ROUTE)
     if (

@@ -1,7 +1,7 @@
-"""Requests in flight at this replica, counted by model, and the models that accept no new ones.
+"""Requests in flight at this replica, counted by model, and the models that accept no new requests.
 
-Only the body of a request names its model reliably. Requests from the gateway, the publisher and an operator are
-counted in the same way.
+The model of a request is read from its body, the only place that names it reliably. So requests of the gateway, of the
+publisher and of an operator are counted in the same way.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class InFlightRequests:
         return self._counts[model]
 
     def close(self, model: str) -> float:
-        """Refuse new requests for a model from now on; return the seconds since the first refusal began."""
+        """Refuse new requests for a model from now on; return the seconds since the first such call for the model."""
         now = time.monotonic()
         return now - self._closed_since.setdefault(model, now)
 
@@ -54,7 +54,7 @@ class InFlightRequests:
         self._closed_since.pop(model, None)
 
     def is_closed(self, model: str) -> bool:
-        """Return whether a model accepts no new requests."""
+        """Return whether new requests for a model are refused."""
         return model in self._closed_since
 
     async def wait_idle(self, model: str, seconds: float) -> bool:
@@ -72,11 +72,12 @@ class _ModelField(msgspec.Struct):
 
 
 def named_model(body: bytes) -> str | None:
-    """Return the ``model`` in a request's JSON as vLLM will read it; None if vLLM will not find a name either."""
+    """Return the ``model`` in a request's JSON as vLLM will read it; None if vLLM cannot find a name."""
     try:
         model = msgspec.json.decode(body, type=_ModelField).model
     except (msgspec.MsgspecError, RecursionError):
-        # msgspec is stricter than the standard library, with which vLLM decodes: NaN, UTF-16, lone surrogates.
+        # Fall back to the standard library, which vLLM uses: it accepts NaN, UTF-16 and lone surrogates, which msgspec
+        # refuses.
         try:
             value = json.loads(body)
         except (ValueError, RecursionError):

@@ -1,7 +1,8 @@
 """Check that the server listens on its port once it has started.
 
-vLLM binds its socket before it loads the engine and listens on it afterwards. A program that binds and listens in
-between takes the port. uvloop ignores the error of its own call to listen, so the server would run but be unreachable.
+vLLM binds its socket before it loads the engine, but listens on it only afterwards. In between, another program can
+bind the same port and listen on it. uvloop ignores the error of its own listen call, so the server would run but be
+unreachable.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ log = logging.getLogger("vllm.mens.listening")
 
 
 class ListeningCheck:
-    """One check of the listening sockets, in the server's event loop."""
+    """A single check of the listening sockets, in the server's event loop."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, server: Any, on_fault: Callable[[], None]) -> None:
-        """Check as soon as the server has started.
+        """Schedule the check for when the server has started.
 
         Args:
             server: the server of uvicorn.
@@ -33,7 +34,7 @@ class ListeningCheck:
         self._task = asyncio.create_task(self._check(server, on_fault))
 
     def stop(self) -> None:
-        """End a check that still waits for the server's start."""
+        """Cancel the check if it still waits for the server's start."""
         if self._task is not None:
             self._task.cancel()
 
@@ -49,12 +50,12 @@ class ListeningCheck:
 
 
 def listens(server: Any) -> bool:
-    """Return whether each socket of a started uvicorn server takes connections."""
+    """Return whether each socket of a started uvicorn server accepts connections."""
     sockets = [bound_socket for listener in server.servers for bound_socket in listener.sockets]
     return all(map(_takes_connections, sockets))
 
 
 def _takes_connections(listener: socket.socket | None) -> bool:
-    if listener is None:  # the state of uvloop's socket when its call to listen has failed
+    if listener is None:  # uvloop's socket is in this state after its listen call has failed
         return False
     return bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

@@ -1,17 +1,18 @@
-"""A replica's self-test: every few seconds it requests a real answer from the base, and compares it with the first one
+"""A replica's self-test: every few seconds, it requests an answer from the base and compares it with the first answer
 after the start.
 
-vLLM's ``/health`` shows that the engine's loop runs, not that it computes. A bad value in the keys and values that all
-requests share (a NaN is enough) makes every model respond with nothing, with status 200, until the replica restarts. So
-``/health`` is 503 until the first answer. It is 503 again as soon as an answer is invalid, not finite or not equal to
-the first; then the replica ends, and its supervisor restarts it.
+vLLM's ``/health`` shows that the engine's loop runs, not that it computes correctly. A single NaN in the KV cache that
+all requests share makes every model return empty answers with status 200, until the replica restarts. So ``/health``
+returns 503 until the first answer. It returns 503 again as soon as an answer is invalid, has a log-probability that is
+not finite, or differs from the first. The replica then exits, and its supervisor restarts it.
 
-It is here and not in the API's health monitor because an orchestrator's probe sees only this replica, and because each
-of several API processes would send requests of its own. Two tokens every ten seconds delay no request. They wait in the
-engine's queue like any request: a busy replica is tested a little later, never skipped. A missing answer alone does not
-fail the test: with a long queue a working engine does not answer either, and if it ended, its load could overload the
-next replica. But a working engine makes progress on other requests meanwhile. So an engine hangs if, for minutes, it
-has not answered the test, generated a token or processed a part of a prompt.
+The test runs in the replica instead of the API's health monitor for two reasons: an orchestrator's probe sees only this
+replica, and each of several API processes would send its own test requests. Two tokens every ten seconds do not
+noticeably delay other requests. A test waits in the engine's queue like any request, so on a busy replica it is late,
+but never skipped. A missing answer alone does not fail the test. With a long queue, a working engine does not answer in
+time either; if it exited, its load could overload the next replica. But a working engine makes progress on other
+requests meanwhile. So the engine counts as hanging only if, for minutes, it has not answered the test, generated a
+token or processed a part of a prompt.
 """
 
 from __future__ import annotations
@@ -33,24 +34,26 @@ from serving.middleware.asgi_types import App, Message
 from shared.errors import Code, Unavailable
 
 PROMPT = "."
-"""Prompt of the test. It is short because the engine reads whole blocks of memory: a NaN that another request left
-behind is found after the prompt, and a long one would overwrite it.
+"""Prompt of the test. It is short, so that it fills only the beginning of a block of the KV cache: the engine reads
+whole blocks, and so finds a NaN that another request left in the rest. A long prompt would overwrite it.
 """
 TOLERANCE = 0.25
-"""Largest difference of the first token's log-probability, in nats: in bfloat16 a fuller batch rounds differently."""
+"""Allowed difference of the first token's log-probability, in nats: in bfloat16, the rounding depends on the size of
+the batch.
+"""
 ANSWER_SECONDS = 120.0
-"""Time without an answer after which the test is repeated and a warning logged."""
+"""Time without an answer after which a warning is logged and the test is repeated."""
 LATE_ANSWERS = 2
-"""Number of consecutive late answers, while the engine makes no progress, after which it counts as hanging. The longest
-step of a working engine, a whole batch of prompts on a slow CPU, takes less than two such periods.
+"""Number of consecutive late answers without progress of the engine after which it counts as hanging. The longest step
+of a working engine, a full batch of prompts on a slow CPU, takes less than two such periods.
 """
 PROGRESS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:kv_cache_usage_perc")
-"""vLLM's own counts; the last one changes with each part of a long prompt. The engine reports them, so a hanging engine
-does not change them.
+"""vLLM's own metrics; the last one changes with each part of a long prompt. The engine reports the values, so they stay
+the same while it hangs.
 """
 
 IDLE_TOKENS = 0.5
-"""Tokens per second above which the engine serves other requests: the self-test alone generates fewer."""
+"""Above this many tokens per second, the engine serves other requests too: the self-test alone generates fewer."""
 SPEED = re.compile(r"throughput: ([\d.]+) tokens/s")
 
 log = logging.getLogger("vllm.mens.self_test")
@@ -63,7 +66,7 @@ class Verdict:
     Attributes:
         fault: description of the fault; None without a fault.
         logprob: log-probability of the answer's first token, in nats.
-        is_certain: whether a working engine could not have caused this result.
+        is_certain: whether the result proves a broken engine, so that the test need not be repeated.
     """
 
     fault: str | None = None
@@ -72,14 +75,14 @@ class Verdict:
 
 
 def engine_progress() -> tuple[float, ...]:
-    """Return counts that change while the engine works; empty if vLLM counts nothing."""
+    """Return the values of metrics that change while the engine works; empty if vLLM exports none of them."""
     metrics = REGISTRY.restricted_registry(PROGRESS).collect()
     return tuple(sample.value for metric in metrics for sample in metric.samples if sample.name in PROGRESS)
 
 
 class SelfTest:
-    """Tests the engine from within the server's event loop. A test that was never started passes, as in tests without
-    vLLM.
+    """Tests the engine from within the server's event loop. If it was never started, as in unit tests without vLLM, it
+    counts as passing.
 
     Args:
         app: vLLM's application, behind the guard.
@@ -101,8 +104,8 @@ class SelfTest:
         Args:
             model: name of the base.
             seconds: seconds between two answers.
-            state: the value of ``app`` in the scope of vLLM's routes.
-            on_fault: called once, when the engine proves to be broken.
+            state: vLLM's application, which its routes expect as ``app`` in their scope.
+            on_fault: called once, when the engine is known to be broken.
         """
         self._fault = "the engine has not answered yet"
         self._task = asyncio.create_task(self._keep_asking(model, seconds, state, on_fault))
@@ -113,8 +116,10 @@ class SelfTest:
             self._task.cancel()
 
     def raise_if_failed(self) -> None:
-        """Raises:
-        Unavailable: ``SERVING_UNAVAILABLE``: the engine has not answered yet, or no longer answers as it did.
+        """Raise an error if the engine failed its last test or was not tested yet.
+
+        Raises:
+            Unavailable: ``SERVING_UNAVAILABLE``.
         """
         if self._fault is not None:
             raise Unavailable(
@@ -126,9 +131,9 @@ class SelfTest:
     async def _keep_asking(self, model: str, seconds: float, state: Any, on_fault: Callable[[], None]) -> None:
         while True:
             verdict = await self._ask_until_known(model, state)
-            # Test again, so that an answer that was cut off or rounded differently does not end the replica. A NaN may
-            # be gone at the next test, because a request has overwritten it; further NaNs may remain for other
-            # requests.
+            # Test again, so that an answer that was cut off or rounded differently does not end the replica. A certain
+            # fault, such as a NaN, is not tested again: another request may have overwritten this NaN, but further NaNs
+            # may remain.
             if verdict.fault and not verdict.is_certain:
                 verdict = await self._ask(model, state) or verdict
             self._fault = verdict.fault
@@ -143,8 +148,8 @@ class SelfTest:
             await asyncio.sleep(seconds)
 
     async def _ask_until_known(self, model: str, state: Any) -> Verdict:
-        """Return the verdict on an answer, which may be late while the engine works on other requests, or on a missing
-        answer while the engine makes no progress.
+        """Repeat the test until it is answered, and return the verdict. If the engine makes no progress meanwhile,
+        return a verdict that it hangs.
         """
         seen = [self._progress()]
         while (verdict := await self._ask(model, state)) is None:
@@ -174,8 +179,8 @@ class SelfTest:
         return verdict
 
     async def _complete(self, model: str, state: Any) -> tuple[int, bytes]:
-        """Send one request to vLLM's own route. The salt keeps vLLM from using its prefix cache, so that it computes
-        again, in memory that other requests have used.
+        """Send one request to vLLM's own route. A salt prevents a hit in the prefix cache, so that vLLM computes the
+        answer again, in memory that other requests have used.
         """
         body = json.dumps(
             {
@@ -203,7 +208,7 @@ class SelfTest:
 
         async def receive() -> Message:
             if (message := next(messages, None)) is None:
-                await never.wait()  # a caller that does not disconnect
+                await never.wait()  # this caller never disconnects
             assert message is not None
             return message
 
@@ -217,7 +222,9 @@ class SelfTest:
 
 
 def is_of_requests(record: logging.LogRecord) -> bool:
-    """Return False for a line of vLLM's statistics that covers only the self-test: vLLM logs one every ten seconds."""
+    """Return False for a log line of vLLM's statistics, which it writes every ten seconds, if the only requests were
+    self-tests.
+    """
     message = record.getMessage()
     speeds = [float(speed) for speed in SPEED.findall(message)]
     is_idle = "Running: 0 reqs, Waiting: 0 reqs" in message
@@ -236,7 +243,7 @@ def judge(status: int, body: bytes, reference: float | None) -> Verdict:
     try:
         logprobs = [float(logprob) for logprob in json.loads(body)["choices"][0]["logprobs"]["token_logprobs"]]
     except (ValueError, LookupError, TypeError):
-        # vLLM cannot write NaN as JSON and responds with status 400; it has no other reason to refuse this request.
+        # vLLM cannot write a NaN as JSON, and responds with status 400; it has no other reason to refuse this request.
         return Verdict(f"no log-probabilities (status {status})", is_certain=status == 400)
     if len(logprobs) != 2 or not all(map(math.isfinite, logprobs)):
         return Verdict(f"log-probabilities {logprobs}", is_certain=True)

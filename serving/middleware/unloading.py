@@ -4,14 +4,14 @@
            ─► no new requests ─► those in flight end, or are aborted when the time is over
            ─► engine drops it ─► server drops it ─► files are deleted
 
-vLLM reads an evicted adapter's files again for a request that it has accepted, and ends if the files are missing. A
-request that has left this server may still be in the engine: when a caller disconnects, vLLM returns before it notifies
-the engine. So files are deleted only after two proofs:
+If an adapter was evicted from memory, vLLM reads its files again for the next request that it has accepted, and exits
+if they are missing. A request that has ended in this server may still be in the engine: when a caller disconnects, vLLM
+returns before it notifies the engine. So files are deleted only if two conditions hold:
 
-1. No request of the adapter is left in vLLM's own list of requests. A request leaves that list when it ends, or when
-the engine gets the command to abort it.
+1. vLLM's own list of requests contains none of the adapter. A request is removed from that list when it ends, or when
+   the engine gets the command to abort it.
 2. The engine has dropped the adapter. Engine and workers process their commands in order, so by then they have aborted
-   every such request and finished every step that had one.
+   all requests of the adapter and finished every step that included one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shared.errors import Code, Conflict, NotFound
 from shared.replicas import UnloadProgress
 
 WAIT_SECONDS = 1.0
-"""Time that a call waits for requests to end; the caller repeats it."""
+"""Time that one call waits for requests to end; the caller repeats the call."""
 
 log = logging.getLogger("vllm.mens.unloading")
 
@@ -54,7 +54,8 @@ class Unloader:
         """
         if not self._in_flight.is_closed(model):
             return
-        # Wait for a removal in progress: after it the adapter is gone, or was published again and is fetched again.
+        # Wait for a removal in progress. Afterwards, the adapter is either unloaded, or was published again and can be
+        # fetched.
         async with self._removing:
             if await asyncio.to_thread(self._is_stored, model):
                 self._in_flight.reopen(model)
@@ -75,11 +76,12 @@ class Unloader:
             drain_seconds: time that requests in flight may take, counted from the first call.
 
         Returns:
-            whether the adapter is unloaded, and the number of its requests still in flight.
+            Whether the adapter is unloaded, and the number of its requests still in flight.
 
         Raises:
             InvalidRequest: ``NAME_INVALID``.
-            Conflict: ``ADAPTER_STILL_STORED``: nothing was done, or it was published again meanwhile.
+            Conflict: ``ADAPTER_STILL_STORED``: the storage has the adapter, from the beginning or because it was
+                published again meanwhile.
         """
         await self._refuse_stored(adapter_id)
         closed_for = self._in_flight.close(adapter_id)
@@ -94,28 +96,28 @@ class Unloader:
             requests = max(self._in_flight.count(adapter_id), engine.requests_of(adapter_id))
             if requests:
                 return UnloadProgress(id=adapter_id, state="draining", requests=requests)
-            # The engine first, so that it never has an adapter whose files are missing.
+            # Drop it from the engine first, so that the engine never has an adapter whose files are missing.
             await engine.unload(adapter_id)
             store = await asyncio.to_thread(self._open_store)
             await asyncio.to_thread(store.remove, adapter_id)
             ADAPTER_UNLOADS.inc()
-            # From here on the storage decides: the adapter is gone, or is published again.
+            # From here on, the storage alone decides whether new requests find the adapter.
             self._in_flight.reopen(adapter_id)
         log.info("%s was unloaded, and its files were removed.", adapter_id)
         return UnloadProgress(id=adapter_id, state="unloaded", requests=0)
 
     async def evict(self, adapter_id: str, engine: Engine) -> bool:
-        """Drop an idle adapter and remove its files, to make room; the next request for it fetches them again.
+        """Drop an idle adapter and remove its files to free space; the next request for it fetches them again.
 
-        Requests for it that arrive meanwhile wait, and then proceed as if it had never been loaded.
+        Requests for it that arrive meanwhile wait until it is removed, and then fetch it again.
 
         Returns:
-            whether the adapter was dropped: it stays if it has requests in flight or is being deleted.
+            Whether the adapter was dropped. It stays if it has requests in flight or is being deleted.
         """
         async with self._removing:
             if self._in_flight.is_closed(adapter_id):
                 return False
-            # Close before the requests are counted: requests that arrive from here on wait.
+            # Close the adapter before counting its requests: requests that arrive from here on wait.
             self._in_flight.close(adapter_id)
             try:
                 if self._in_flight.count(adapter_id) or engine.requests_of(adapter_id):

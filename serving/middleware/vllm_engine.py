@@ -1,7 +1,8 @@
-"""Access to vLLM's engine for unloading an adapter: its requests, ending them, dropping the adapter.
+"""Access to vLLM's engine for unloading an adapter: count its requests, end them, drop the adapter.
 
-vLLM has no route for that, so this uses the objects that its server keeps in ``app.state``, with the attributes of the
-pinned release. If a later release has other attributes, the unload fails and nothing is removed.
+vLLM has no route for this, so this module uses the objects that vLLM's server keeps in ``app.state``, with the
+attributes of the pinned release. If a later release has different attributes, the unload fails and no files are
+removed.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class Engine:
         await self._client.abort(self._request_ids(adapter_id), internal=True)
 
     async def unload(self, adapter_id: str) -> None:
-        """Drop an adapter, first from the engine, then from the server. An adapter that was never loaded is ignored.
+        """Drop an adapter, first from the engine, then from the server. Does nothing if the adapter is not loaded.
 
-        vLLM's own unload covers the server only: the engine keeps the weights under the adapter's number.
+        vLLM's own unload affects only the server: the engine would keep the weights under the adapter's number.
 
         Raises:
             RuntimeError: the engine still has the adapter, so its files may not be removed.
