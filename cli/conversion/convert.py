@@ -16,9 +16,10 @@ from typing import BinaryIO
 import msgspec
 
 from cli.conversion.file_report import ConversionReport
-from cli.conversion.forms import Dropped, Tags, to_chat
-from cli.conversion.outcomes import ConvertedMethod, DropReason, Note, Row, RowChange, RowOptions, RowOutcome
+from cli.conversion.forms import to_chat
+from cli.conversion.outcomes import ConvertedMethod, Dropped, DropReason, Note, Row, RowChange, RowOptions, RowOutcome
 from cli.conversion.rankings import best_and_worst
+from cli.conversion.reading import Tags
 from cli.conversion.rows import convert_row, is_preference
 from cli.conversion.sources import SourceFile, SourceRow, open_source, read_rows
 from shared.datasets.forms.flags import flag_of
@@ -31,7 +32,9 @@ from shared.datasets.rows import RowCode, RowError
 from shared.errors import Code, InvalidRequest
 
 PROGRESS_ROWS = 1_000
-_NEVER_KEPT = frozenset({RowForm.SHAREGPT, RowForm.GEMINI, RowForm.TEXT, RowForm.RANKING})
+_NEVER_KEPT = frozenset(
+    {RowForm.SHAREGPT, RowForm.ANTHROPIC, RowForm.BEDROCK, RowForm.GEMINI, RowForm.TEXT, RowForm.RANKING}
+)
 """Forms that Mens' reader never accepts, so that rows need not be tried with it."""
 _NOTES_OF_CHATS = frozenset({Note.SEVERAL_ANSWERS})
 """Notes that matter for training at OpenAI, but not here."""

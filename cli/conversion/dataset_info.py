@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from cli.conversion.forms import Tags
+from cli.conversion.reading import Tags
 from shared.datasets.forms.recognition import ROLES, RowForm
 from shared.errors import Code, InvalidRequest
 

@@ -4,21 +4,22 @@ left out silently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from cli.conversion.chat_markup import to_turns
-from cli.conversion.outcomes import DropReason, Row, RowChange, RowOutcome
+from cli.conversion.content_blocks import system_of_blocks, tools_of_blocks, turns_of_blocks
+from cli.conversion.outcomes import Dropped, DropReason, Row, RowChange, RowOutcome
+from cli.conversion.reading import EMPTY, FLAG_KEYS, Reading, Tags
 from shared.datasets.forms.flags import FLAGS, ROW_FLAGS, is_excluded
 from shared.datasets.forms.recognition import (
     ANSWERS,
     MEDIA,
     OWN_ROLES,
     QUESTIONS,
-    ROLES,
     SPEAKERS,
     UTTERANCES,
     RowForm,
@@ -44,75 +45,7 @@ _TURN_KEYS = frozenset(
     ]
 ) | frozenset(FLAGS)
 """Keys of a turn that Mens' reader knows."""
-_FLAG_KEYS = frozenset(("weight", *FLAGS))
-"""Keys of a turn that say whether to train on it."""
-_GEMINI_KEYS = frozenset(("role", "parts")) | _FLAG_KEYS
-"""Keys of Gemini's contents that are read."""
 _PAIR = 2
-_EMPTY: tuple[Any, ...] = (None, "", [], {})
-
-
-class Dropped(Exception):
-    """A row that is not converted, and why: a :class:`DropReason`, or the code of Mens' reader."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Tags:
-    """Names that a program gives to the parts of a turn.
-
-    Attributes:
-        speaker, utterance: keys of a turn; empty: the usual ones.
-        roles: Mens' roles by lower-case speaker names.
-    """
-
-    speaker: str = ""
-    utterance: str = ""
-    roles: Mapping[str, str] = field(default_factory=lambda: ROLES)
-
-
-@dataclass(slots=True)
-class Reading:
-    """A row while it is read.
-
-    Attributes:
-        row: the original row, by lower-case key.
-        used: keys whose value is in the chat.
-        outcome: receives the changes.
-    """
-
-    row: Row
-    tags: Tags
-    outcome: RowOutcome
-    used: set[str] = field(default_factory=set)
-    calls: int = 0
-    open_calls: list[str] = field(default_factory=list)
-
-    def take(self, *names: str) -> Any:
-        """Return the value of the first key that has one, and mark the key as used."""
-        for name in names:
-            if self.row.get(name) not in _EMPTY:
-                self.used.add(name)
-                return self.row[name]
-        return None
-
-    def take_text(self, *names: str) -> str:
-        """Return the value of the first key that has one as a string, and mark the key as used; empty if none has a
-        value.
-
-        Raises:
-            Dropped: ``ROW_FIELD_TYPE``.
-        """
-        value = self.take(*names)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            self.outcome.change(RowChange.NUMBER_TO_TEXT)
-            return str(value)
-        if value is not None and not isinstance(value, str):
-            raise Dropped(RowCode.ROW_FIELD_TYPE)
-        return value or ""
 
 
 def to_chat(row: Row, form: RowForm, tags: Tags, outcome: RowOutcome, *, chosen: bool = False) -> Row:
@@ -131,9 +64,10 @@ def to_chat(row: Row, form: RowForm, tags: Tags, outcome: RowOutcome, *, chosen:
         raise Dropped(DropReason.LABEL_FALSE)
     if any(is_excluded(name, reading.row.get(name)) for name in ROW_FLAGS):
         raise Dropped(RowCode.ROW_EXCLUDED)
-    if any(reading.row.get(name) not in _EMPTY for name in MEDIA):
+    if any(reading.row.get(name) not in EMPTY for name in MEDIA):
         raise Dropped(DropReason.IMAGE)
-    turns = _with_system(_READERS[form](reading), reading.take_text("system"))
+    system = system_of_blocks(reading)
+    turns = _with_system(_READERS[form](reading), system)
     if reading.row.get("label") is True:
         reading.used.add("label")
     chat: Row = {"messages": turns}
@@ -143,7 +77,7 @@ def to_chat(row: Row, form: RowForm, tags: Tags, outcome: RowOutcome, *, chosen:
         chat["functions"] = functions
     outcome.change(RowChange.FORM_TO_CHAT)
     outcome.unused_keys += sorted(
-        key for key, value in reading.row.items() if key not in reading.used and value not in _EMPTY
+        key for key, value in reading.row.items() if key not in reading.used and value not in EMPTY
     )
     for name in LABELS:
         if name in outcome.unused_keys and _is_label(name, reading.row[name]):
@@ -171,8 +105,8 @@ def _is_label(name: str, value: Any) -> bool:
 
 
 def _tools(reading: Reading) -> list[Row] | None:
-    tools = reading.take("tools")
     done: set[ToolConversion] = set()
+    tools = tools_of_blocks(reading)
     try:
         if isinstance(tools, str):
             tools = tools_of_text(tools, done.add)
@@ -211,11 +145,11 @@ def _turn(written: Any, place: str, reading: Reading) -> list[Row]:
     if role is None:
         raise Dropped(RowCode.ROW_ROLE_UNKNOWN)
     read_keys = {*SPEAKERS, *keys, tags.speaker, *_TURN_KEYS}
-    _leave_out(reading, place, written, read_keys)
+    reading.leave_out(place, written, read_keys)
     turn: Row = {"role": role, "content": utterance}
     turn |= {key: written[key] for key in sorted(_TURN_KEYS & written.keys()) if written[key] is not None}
     if role == "function_call":
-        return [_calls(utterance, reading) | {key: turn[key] for key in _FLAG_KEYS & turn.keys()}]
+        return [_calls(utterance, reading) | {key: turn[key] for key in FLAG_KEYS & turn.keys()}]
     if role == "tool" and "tool_call_id" not in turn and reading.open_calls:
         turn["tool_call_id"] = reading.open_calls.pop(0)
     if role == "tool" and isinstance(utterance, dict | list) and not _are_parts(utterance):
@@ -244,40 +178,6 @@ def _calls(value: Any, reading: Reading) -> Row:
         arguments = function.get("arguments", function.get("parameters", {}))
         made.append({"id": name, "type": "function", "function": {"name": function["name"], "arguments": arguments}})
     return {"role": "assistant", "content": None, "tool_calls": made}
-
-
-def _leave_out(reading: Reading, place: str, written: Row, read_keys: Collection[str | None]) -> None:
-    """Count a part's keys that are not known among the keys that are left out."""
-    unused = (f"{place}.{key}" for key, value in written.items() if key not in read_keys and value not in _EMPTY)
-    reading.outcome.unused_keys += [key for key in unused if key not in reading.outcome.unused_keys]
-
-
-def _gemini(reading: Reading) -> list[Row]:
-    turns = []
-    for name, role in (("systeminstruction", "system"), ("system_instruction", "system")):
-        if (instruction := reading.take(name)) is not None:
-            turns.append({"role": role, "content": _parts(reading, name, instruction)})
-    contents = reading.take("contents")
-    for content in contents if isinstance(contents, list) else []:
-        speaker = content.get("role") if isinstance(content, dict) else None
-        if speaker not in ("user", "model"):
-            raise Dropped(RowCode.ROW_ROLE_UNKNOWN)
-        flags = {key: content[key] for key in sorted(_FLAG_KEYS & content.keys())}
-        turns.append({"role": ROLES[speaker], "content": _parts(reading, "contents[]", content)} | flags)
-    return turns
-
-
-def _parts(reading: Reading, place: str, content: Any) -> str:
-    if isinstance(content, dict):
-        _leave_out(reading, place, content, _GEMINI_KEYS)
-    parts = content.get("parts") if isinstance(content, dict) else None
-    if isinstance(parts, dict):
-        parts = [parts]
-    if not isinstance(parts, list) or any(
-        not isinstance(part, dict) or part.keys() != {"text"} or not isinstance(part["text"], str) for part in parts
-    ):
-        raise Dropped(DropReason.OTHER_PART)
-    return "".join(part["text"] for part in parts)
 
 
 # --- questions and answers
@@ -382,6 +282,6 @@ _READERS: dict[RowForm, Callable[[Reading], list[Row]]] = {
     RowForm.PROMPT_COMPLETION: _prompt_completion,
     RowForm.PREFERENCE: _preference,
     RowForm.KTO: _kto,
-    RowForm.GEMINI: _gemini,
+    **{form: partial(turns_of_blocks, form) for form in (RowForm.ANTHROPIC, RowForm.BEDROCK, RowForm.GEMINI)},
     RowForm.TEXT: _text,
 }

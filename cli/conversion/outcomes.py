@@ -60,6 +60,14 @@ class DropReason(StrEnum):
     COLUMNS_DIFFER = "columns_differ"
 
 
+class Dropped(Exception):
+    """A row that is not converted, and why: a a `DropReason`, or the code of Mens' reader."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class Note(StrEnum):
     """Part of a row that is kept although it has another effect here, or none."""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cli.conversion.forms import Dropped
-from cli.conversion.outcomes import DropReason, Row
+from cli.conversion.outcomes import Dropped, DropReason, Row
 from shared.datasets.forms.recognition import (
     CHOSEN,
     QUESTIONS,

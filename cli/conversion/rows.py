@@ -10,19 +10,20 @@ from typing import Any
 
 import msgspec
 
-from cli.conversion.outcomes import ConvertedMethod, DropReason, Markers, Note, Row, RowChange, RowOptions, RowOutcome
+from cli.conversion.outcomes import (
+    ConvertedMethod,
+    Dropped,
+    DropReason,
+    Markers,
+    Note,
+    Row,
+    RowChange,
+    RowOptions,
+    RowOutcome,
+)
 from cli.conversion.schemas import refused_schemas
 from shared.datasets.row_validation import decode_line
 from shared.datasets.rows import RowError
-
-
-class _Dropped(Exception):
-    """A row that no rule can convert."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
 
 DEFAULTS = RowOptions()
 
@@ -39,7 +40,7 @@ def convert_row(
             outcome.rows = [_preference(row)]
         else:
             outcome.rows = _supervised(row, options, outcome)
-    except _Dropped as dropped:
+    except Dropped as dropped:
         return RowOutcome(reason=dropped.reason)
     return outcome
 
@@ -47,7 +48,7 @@ def convert_row(
 def _task(row: Row) -> Row:
     messages = row.get("messages")
     if not _is_chat(messages) or row["messages"][-1].get("role") == "assistant":
-        raise _Dropped(DropReason.NOT_A_TASK)
+        raise Dropped(DropReason.NOT_A_TASK)
     return row
 
 
@@ -61,14 +62,14 @@ _PREFERRED = ("preferred_output", "preferred_completion")
 
 def _preference(row: Row) -> Row:
     if not (is_preference(row) and _is_chat(row["input"].get("messages"))):
-        raise _Dropped(DropReason.NOT_A_PREFERENCE)
+        raise Dropped(DropReason.NOT_A_PREFERENCE)
     return row
 
 
 def _supervised(row: Row, options: RowOptions, outcome: RowOutcome) -> list[Row]:
     if is_preference(row):
         if not options.as_supervised:
-            raise _Dropped(DropReason.PREFERENCE)
+            raise Dropped(DropReason.PREFERENCE)
         row = _preferred(_preference(row))
         outcome.change(RowChange.PREFERRED_ANSWER_TAKEN)
     if _is_chat(row.get("messages")):
@@ -84,7 +85,7 @@ def _supervised(row: Row, options: RowOptions, outcome: RowOutcome) -> list[Row]
         for converted in rows:
             decode_line(msgspec.json.encode(converted))
     except RowError as error:
-        raise _Dropped(error.code) from None
+        raise Dropped(error.code) from None
     return rows
 
 
@@ -93,7 +94,7 @@ def _convert_chat(row: Row, messages: list[Row], options: RowOptions, outcome: R
     for message in messages:
         _convert_message(message, options, outcome)
     if not any(message.get("role") == "assistant" for message in messages):
-        raise _Dropped(DropReason.NO_ANSWER)
+        raise Dropped(DropReason.NO_ANSWER)
     while messages[-1].get("role") != "assistant":
         messages.pop()
         outcome.change(RowChange.TRAILING_TURNS_CUT)
@@ -134,7 +135,7 @@ def _convert_functions(row: Row, outcome: RowOutcome) -> None:
             outcome.change(RowChange.FUNCTION_CALL_TO_TOOL_CALL)
         elif message.get("role") == "function":
             if not waiting:
-                raise _Dropped(DropReason.FUNCTION_WITHOUT_CALL)
+                raise Dropped(DropReason.FUNCTION_WITHOUT_CALL)
             message["role"], message["tool_call_id"], waiting = "tool", waiting, ""
             outcome.change(RowChange.FUNCTION_ROLE_TO_TOOL)
 
@@ -146,7 +147,7 @@ def _calls(message: Row) -> list[Row]:
 
 def _convert_message(message: Row, options: RowOptions, outcome: RowOutcome) -> None:
     if message.get("audio"):
-        raise _Dropped(DropReason.AUDIO)
+        raise Dropped(DropReason.AUDIO)
     if isinstance(message.get("content"), list):
         message["content"] = _joined(message["content"], options, outcome)
         outcome.change(RowChange.TEXT_PARTS_JOINED)
@@ -166,21 +167,21 @@ def _joined(parts: list[Any], options: RowOptions, outcome: RowOutcome) -> str:
         kind = part.get("type") if isinstance(part, dict) else ""
         if kind in {"image_url", "input_image", "image"}:
             # Do not keep only the text: the model would learn to guess the answer.
-            raise _Dropped(DropReason.IMAGE)
+            raise Dropped(DropReason.IMAGE)
         if kind in {"input_audio", "audio"}:
-            raise _Dropped(DropReason.AUDIO)
+            raise Dropped(DropReason.AUDIO)
         if kind == "refusal":
             texts.append(_refusal(part.get("refusal"), options, outcome))
         elif kind == "text" and isinstance(part.get("text"), str):
             texts.append(part["text"])
         else:
-            raise _Dropped(DropReason.OTHER_PART)
+            raise Dropped(DropReason.OTHER_PART)
     return "".join(texts)
 
 
 def _refusal(text: object, options: RowOptions, outcome: RowOutcome) -> str:
     if not (options.keep_refusals and isinstance(text, str)):
-        raise _Dropped(DropReason.REFUSAL)
+        raise Dropped(DropReason.REFUSAL)
     outcome.change(RowChange.REFUSAL_AS_ANSWER)
     return text
 

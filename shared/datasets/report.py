@@ -51,6 +51,17 @@ CONVERTED: dict[Conversion, str] = {
     "nulls of a merged schema": "nulls that a typed table put into tools or arguments, which are left out",
     "thoughts": "thoughts under another name, which are read as reasoning_content",
 }
+CALLS = {
+    RowCode.ROW_TOOL_NOT_LISTED: (
+        "row calls a tool that is not among the row's own tools",
+        "rows call tools that are not among the row's own tools",
+    ),
+    RowCode.ROW_TOOLS_MISSING: (
+        "row calls a tool but has no `tools`, which a request would send",
+        "rows call tools but have no `tools`, which a request would send",
+    ),
+}
+"""Warnings about the calls of rows, for one row and for several."""
 Progress = Callable[[int], None]
 PreferenceObserver = PreferenceFindings | RatedFindings
 
@@ -414,10 +425,11 @@ def part_warnings(file: FileReport, kind: str = "") -> list[str]:
         f"{counted(rows, f'{kind}row has', f'{kind}rows have')} {CONVERTED[name]}."
         for name, rows in file.conversions.items()
     ]
-    if unlisted := file.warnings_by_code.get(RowCode.ROW_TOOL_NOT_LISTED):
-        first = next(warning for warning in file.warnings if warning.code is RowCode.ROW_TOOL_NOT_LISTED)
-        calls = counted(unlisted, f"{kind}row calls a tool that is", f"{kind}rows call tools that are")
-        notes.append(f"{calls} not among the row's own tools ({first.code}): in line {first.line}, {first.reason}.")
+    for code, (one_row, rows) in CALLS.items():
+        if number := file.warnings_by_code.get(code):
+            first = next(warning for warning in file.warnings if warning.code is code)
+            calls = counted(number, f"{kind}{one_row}", f"{kind}{rows}")
+            notes.append(f"{calls} ({code}): in line {first.line}, {first.reason}.")
     notes += warnings(file.preferences, kind) if file.preferences else []
     return notes
 

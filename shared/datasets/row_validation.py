@@ -59,7 +59,15 @@ _RANGES = {
 _TEXT_FIELDS = ("messages", "turns", "prompt", "instruction", "input", "context", "response", "output", "completion")
 _COMPARED_KEYS, _MAX_KEY_CHARACTERS = 20, 40
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_CODES_OF_OTHER_FORMS = frozenset((RowCode.ROW_FIELD_MISSING, RowCode.ROW_FIELD_TYPE, RowCode.ROW_ROLE_UNKNOWN))
+_CODES_OF_OTHER_FORMS = frozenset(
+    (
+        RowCode.ROW_FIELD_MISSING,
+        RowCode.ROW_FIELD_TYPE,
+        RowCode.ROW_ROLE_UNKNOWN,
+        RowCode.ROW_PART_UNSUPPORTED,
+        RowCode.ROW_TOOL_INVALID,
+    )
+)
 _CHOICES = {
     "role": (RowCode.ROW_ROLE_UNKNOWN, f"one of {', '.join(WRITTEN_ROLES)}"),
     "response_mode": (RowCode.ROW_RESPONSE_MODE_UNKNOWN, "code_only or prose_only"),

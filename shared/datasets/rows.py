@@ -53,8 +53,9 @@ class RowCode(StrEnum):
     ROW_METHOD_MISMATCH = "ROW_METHOD_MISMATCH"
     ROW_LABEL_INVALID = "ROW_LABEL_INVALID"
     ROW_LABEL_CONTRADICTS = "ROW_LABEL_CONTRADICTS"
+    # Warnings, not faults: OpenAI and TRL train such rows too.
     ROW_TOOL_NOT_LISTED = "ROW_TOOL_NOT_LISTED"
-    """A warning, not a fault: OpenAI and TRL train such rows too."""
+    ROW_TOOLS_MISSING = "ROW_TOOLS_MISSING"
 
 
 class RowError(ValueError):

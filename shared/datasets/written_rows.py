@@ -2,7 +2,7 @@
 
 They become an unambiguous :class:`Record`, and each conversion is named for the data report:
 
-    content as a list of text parts       joined by line breaks, as vLLM joins them
+    content or system as text parts       joined by line breaks, as vLLM joins them
     function_call, functions              tool_calls with made ids (call_1 …), tools
     a turn by ``function``                the tool's turn that answers the last call of that name
     an answer's ``refusal``               its content
@@ -141,6 +141,8 @@ def translate(line: bytes) -> Translated:
     translated = Translated(unused_keys={key for key, says in keys.items() if says}, all_keys=set(keys))
     translated.unused_keys |= set(_unknown_nested_keys(row))
     fields: dict[str, Any] = {name: getattr(written, name) for name in Record.__struct_fields__}
+    if isinstance(written.system, list) and written.system:
+        fields["system"] = _system(written.system, translated)
     for name in ("system", "input", "context"):
         if not isinstance(fields[name], str | None):
             _leave_out(name, written, translated)
@@ -340,6 +342,18 @@ def _text(turn: _WrittenMessage, place: str, translated: Translated) -> str | No
         raise _conflict(f"{place}.refusal", "only an answer without content may have a refusal")
     translated.conversions.add("refusal")
     return turn.refusal
+
+
+def _system(parts: list[Any], translated: Translated) -> Any:
+    """Return the system's content as one string if it is a list of text parts, as Anthropic writes it; else unchanged."""
+    try:
+        texts = [part.text for part in msgspec.convert(parts, list[_Part]) if part.type == "text"]
+    except msgspec.ValidationError:
+        return parts
+    if len(texts) < len(parts) or None in texts:
+        return parts
+    translated.conversions.add("text parts")
+    return "\n".join(filter(None, texts))
 
 
 def _part_text(part: _Part, place: str) -> str:

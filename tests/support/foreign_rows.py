@@ -38,6 +38,35 @@ SHAREGPT_CALLS = [
     {"from": "observation", "value": '{"rain":true}'},
     {"from": "gpt", "value": "Yes."},
 ]
+ANTHROPIC_CALLS = [
+    {"role": "user", "content": "Rain?"},
+    {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Rome"}}],
+    },
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": '{"rain":true}'}]},
+    {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]},
+]
+BEDROCK_CALLS = [
+    {"role": "user", "content": [{"text": "Rain?"}]},
+    {
+        "role": "assistant",
+        "content": [{"toolUse": {"toolUseId": "call_1", "name": "weather", "input": {"city": "Rome"}}}],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"toolResult": {"toolUseId": "call_1", "content": [{"json": {"rain": True}}], "status": "success"}}
+        ],
+    },
+    {"role": "assistant", "content": [{"text": "Yes."}]},
+]
+GEMINI_CALLS = [
+    {"role": "user", "parts": [{"text": "Rain?"}]},
+    {"role": "model", "parts": [{"functionCall": {"name": "weather", "args": {"city": "Rome"}}}]},
+    {"role": "user", "parts": [{"functionResponse": {"name": "weather", "response": {"rain": True}}}]},
+    {"role": "model", "parts": [{"text": "Yes."}]},
+]
 CHATML = (
     "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
 )
@@ -79,6 +108,12 @@ READABLE: list[tuple[RowForm, dict[str, Any], Turns]] = [
     (RowForm.KTO, {"prompt": "Hi", "completion": "Hello", "label": True}, HI),
     (RowForm.KTO, {"prompt": [HI[0]], "completion": [HI[1]], "label": True}, HI),
     (RowForm.GEMINI, {"systemInstruction": {"parts": [{"text": "Be short."}]}, "contents": [{"role": "user", "parts": [{"text": "Hi"}]}, {"role": "model", "parts": [{"text": "Hel"}, {"text": "lo"}]}]}, SHORT),
+    (RowForm.GEMINI, {"contents": GEMINI_CALLS, "tools": [{"functionDeclarations": [{"name": "weather", "description": "Weather", "parameters": {"type": "OBJECT", "properties": {"city": {"type": "STRING"}}, "required": ["city"]}}]}]}, CALLED),
+    (RowForm.ANTHROPIC, {"messages": ANTHROPIC_CALLS, "tools": [{"name": "weather", "description": "Weather", "input_schema": WEATHER}]}, CALLED),
+    (RowForm.ANTHROPIC, {"system": [{"type": "text", "text": "Be short."}], "messages": [HI[0], {"role": "assistant", "content": [{"type": "thinking", "thinking": "A greeting.", "signature": "s"}, {"type": "text", "text": "Hello"}]}]}, [*SHORT[:2], {"role": "assistant", "content": "Hello", "reasoning_content": "A greeting."}]),
+    (RowForm.BEDROCK, {"schemaVersion": "bedrock-conversation-2024", "system": [{"text": "Be short."}], "messages": [{"role": "user", "content": [{"text": "Hi"}]}, {"role": "assistant", "content": [{"text": "Hel"}, {"text": "lo"}]}]}, SHORT),
+    (RowForm.BEDROCK, {"messages": BEDROCK_CALLS, "toolConfig": {"tools": [{"toolSpec": {"name": "weather", "description": "Weather", "inputSchema": {"json": WEATHER}}}]}}, CALLED),
+    (RowForm.BEDROCK, {"messages": [{"role": "user", "content": [{"text": "Hi"}, {"cachePoint": {"type": "default"}}]}, {"role": "assistant", "content": [{"reasoningContent": {"reasoningText": {"text": "A greeting."}}}, {"text": "Hello"}]}]}, [HI[0], {"role": "assistant", "content": "Hello", "reasoning_content": "A greeting."}]),
     (RowForm.TEXT, {"text": CHATML}, SHORT),
     (RowForm.TEXT, {"text": LLAMA3}, SHORT),
     (RowForm.TEXT, {"text": "<s>[INST] <<SYS>>\nBe short.\n<</SYS>>\n\nHi [/INST] Hello </s>"}, SHORT),
@@ -112,6 +147,17 @@ UNREADABLE: list[tuple[RowForm | None, dict[str, Any], str]] = [
     (RowForm.QUESTION_ANSWER, {"question": "Hi", "answer": ["Hello"]}, "ROW_FIELD_TYPE"),
     (RowForm.QUESTION_ANSWER, {"question": "", "answer": "Hello"}, "ROW_FIELD_MISSING"),
     (RowForm.GEMINI, {"contents": [{"role": "user", "parts": [{"inlineData": {}}]}]}, "other_part"),
+    (RowForm.GEMINI, {"contents": [GEMINI_CALLS[0], *GEMINI_CALLS[2:]]}, "function_without_call"),
+    (RowForm.GEMINI, {"contents": GEMINI_CALLS, "tools": [{"googleSearch": {}}]}, "ROW_TOOL_INVALID"),
+    (RowForm.GEMINI, {"contents": [{"role": "user", "parts": [{"inlineData": {"mimeType": "image/png", "data": ""}}]}]}, "image"),
+    (RowForm.ANTHROPIC, {"messages": [ANTHROPIC_CALLS[0], *ANTHROPIC_CALLS[2:]]}, "function_without_call"),
+    (RowForm.ANTHROPIC, {"messages": [*ANTHROPIC_CALLS, {"role": "tool", "content": "1"}]}, "ROW_ROLE_UNKNOWN"),
+    (RowForm.ANTHROPIC, {"messages": [*ANTHROPIC_CALLS[:2], {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "image"}]}]}]}, "image"),
+    (RowForm.ANTHROPIC, {"messages": [*ANTHROPIC_CALLS[:3], {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}]}, "other_part"),
+    (RowForm.BEDROCK, {"messages": [{"role": "user", "content": [{"image": {"format": "png"}}]}, BEDROCK_CALLS[3]]}, "image"),
+    (RowForm.BEDROCK, {"messages": [{"role": "user", "content": [{"document": {"name": "a"}}]}, BEDROCK_CALLS[3]]}, "other_part"),
+    (RowForm.BEDROCK, {"messages": [BEDROCK_CALLS[0], {"role": "assistant", "content": [{"toolUse": {"name": "weather", "input": "Rome"}}]}]}, "ROW_TOOL_CALL_INVALID"),
+    (RowForm.BEDROCK, {"messages": [BEDROCK_CALLS[2], BEDROCK_CALLS[3]]}, "function_without_call"),
     (None, {"title": "Hi", "body": "Hello"}, "form_unknown"),
 ]  # fmt: skip
 """Form, row, and the reason for which it is dropped."""

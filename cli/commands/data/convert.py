@@ -111,8 +111,8 @@ def convert(
     """Convert a file of another program into rows for training, and account for every row of it.
 
     Reads ShareGPT, Alpaca, question and answer, TRL's prompt and completion, preferences, lists of answers with scores,
-    KTO, Gemini's contents, texts with chat markup, and LLaMA-Factory's data sets. File and rows are recognised by their
-    content; a row that Mens can already read is kept byte for byte. Offline; equal input gives equal output.
+    KTO, the chats of Anthropic, Amazon Bedrock and Gemini with their tool calls, texts with chat markup, and LLaMA-Factory's
+    data sets. File and rows are recognised by their content; a row that Mens can already read is kept byte for byte. Offline; equal input gives equal output.
 
     With --as-rated, rows are written for `mens train --method kto`, with --as-pairs for `--method dpo`; all others are dropped.
 

@@ -27,6 +27,8 @@ class RowForm(StrEnum):
     PREFERENCE = "preference"
     RANKING = "ranking"
     KTO = "kto"
+    ANTHROPIC = "anthropic"
+    BEDROCK = "bedrock"
     GEMINI = "gemini"
     TEXT = "text"
 
@@ -40,6 +42,8 @@ DESCRIPTIONS: dict[RowForm, str] = {
     RowForm.PREFERENCE: "the form of preferences (`chosen` and `rejected`), which are for DPO and not for supervised tuning",
     RowForm.RANKING: "the form of rankings (a question and `completions`, a list of answers with scores)",
     RowForm.KTO: "KTO's form (`prompt` and `completion`, or `messages`, with `label`)",
+    RowForm.ANTHROPIC: "Anthropic's form (`messages` with blocks like `tool_use` and `tool_result`)",
+    RowForm.BEDROCK: "Amazon Bedrock's Converse form (`messages` with blocks like `text` and `toolUse`, without `type`)",
     RowForm.GEMINI: "Gemini's form (`contents` with `parts`)",
     RowForm.TEXT: "the plain form (one `text`), which has no answer to learn unless chat markup divides it into turns",
 }
@@ -68,6 +72,12 @@ SCORE_KEYS = ("score", "fine-grained_score", "overall_score", "rating")
 """Keys of the score in a list of answers. UltraFeedback's ``overall_score`` is known to have wrong values."""
 SCORE_LISTS = ("scores", "ratings")
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+ANTHROPIC_BLOCKS = frozenset(("tool_use", "tool_result", "thinking", "redacted_thinking"))
+"""Types of Anthropic's blocks that OpenAI's chats do not have."""
+BEDROCK_BLOCKS = frozenset(
+    ("text", "toolUse", "toolResult", "reasoningContent", "image", "document", "video", "cachePoint", "guardContent")
+)
+"""Keys of Bedrock's blocks, each of which names what the block holds."""
 PLACEHOLDERS = ("<image>", "<video>", "<audio>")
 
 
@@ -186,7 +196,18 @@ def _form_of_turns(row: Row) -> RowForm | None:
     roles = [turn.get("role") for turn in turns]
     own = all(isinstance(role, str) and role in OWN_ROLES for role in roles)
     if own and name in ("messages", "turns"):
-        return RowForm.MESSAGES
+        return (name == "messages" and _form_of_blocks(turns)) or RowForm.MESSAGES
     speakers = [speaker_of(turn) for turn in turns]
     is_known = any(isinstance(speaker, str) and speaker.lower() in ROLES for speaker in speakers)
     return RowForm.SHAREGPT if is_known else None
+
+
+def _form_of_blocks(turns: Iterable[Row]) -> RowForm | None:
+    """Return the form of turns with blocks that OpenAI's chats do not have."""
+    contents = [turn["content"] for turn in turns if isinstance(turn.get("content"), list)]
+    blocks = [block for content in contents for block in content if isinstance(block, dict)]
+    types = {block["type"] for block in blocks if isinstance(block.get("type"), str)}
+    if types & ANTHROPIC_BLOCKS:
+        return RowForm.ANTHROPIC
+    is_bedrock = bool(blocks) and not types and all(block.keys() & BEDROCK_BLOCKS for block in blocks)
+    return RowForm.BEDROCK if is_bedrock else None

@@ -147,20 +147,18 @@ def check_tools(tools: list[Tool]) -> None:
 def unlisted_call(record: Record) -> RowError | None:
     """Return the warning of a row's first learnt call of a tool that is not among the row's own tools.
 
-    Chats give a model its tools with each request, so such a call teaches it to invent one. A row without tools is not
-    judged: it may be for a model whose tools are always the same. OpenAI and TRL train both.
+    Chats give a model its tools with each request, so such a call teaches it to invent one. OpenAI and TRL train on it.
     """
-    if not record.tools:
-        return None
-    names = {tool["function"]["name"] for tool in record.tools}
+    names = {tool["function"]["name"] for tool in record.tools or ()}
     place, turns = ("messages", record.messages) if record.messages else ("turns", record.turns or [])
     for index, turn in enumerate(turns):
         for number, call in enumerate((turn.weight != 0 and turn.tool_calls) or ()):
             name = call.get("function", call)["name"]
             if name not in names:
                 field = f"{place}[{index}].tool_calls[{number}].function.name"
-                reason = f"{field} is {name[:40]!r}, and the row's tools are {_listed(sorted(names))}"
-                return RowError(RowCode.ROW_TOOL_NOT_LISTED, reason, field)
+                missing = f"the row's tools are {_listed(sorted(names))}" if names else "the row has no `tools`"
+                code = RowCode.ROW_TOOL_NOT_LISTED if names else RowCode.ROW_TOOLS_MISSING
+                return RowError(code, f"{field} is {name[:40]!r}, and {missing}", field)
     return None
 
 

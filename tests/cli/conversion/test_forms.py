@@ -6,6 +6,7 @@ import io
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,16 @@ from cli.conversion.outcomes import DropReason, RowOptions
 from shared.datasets.forms.recognition import RowForm, recognise
 from shared.datasets.reader import read_rows
 from shared.datasets.rows import RowCode
-from tests.support.foreign_rows import CALLED, HI, READABLE, TOOL, UNREADABLE, said
+from tests.support.foreign_rows import (
+    ANTHROPIC_CALLS,
+    BEDROCK_CALLS,
+    CALLED,
+    HI,
+    READABLE,
+    TOOL,
+    UNREADABLE,
+    said,
+)
 
 GOLDEN = Path(__file__).parent / "golden" / "accounts.json"
 ALPACA = {"instruction": "Hi", "output": "No", "history": [["Hi", "Hello"]]}
@@ -361,6 +371,95 @@ def test_chat_comes_back_from_every_form(
     assert [(turn.role, turn.content) for turn in row.messages] == [(turn["role"], turn["content"]) for turn in turns]
 
 
+@dataclass(frozen=True)
+class Written:
+    """How a program writes the parts of a chat with calls."""
+
+    turns: str
+    parts: str
+    assistant: str
+    text: Callable[[str], Any]
+    call: Callable[[str, str, Any], Any]
+    result: Callable[[str, str, Any], Any]
+
+
+ANTHROPIC = Written(
+    "messages", "content", "assistant",
+    lambda text: {"type": "text", "text": text},
+    lambda name, call_id, value: {"type": "tool_use", "id": call_id, "name": name, "input": value},
+    lambda name, call_id, value: {"type": "tool_result", "tool_use_id": call_id, "content": json.dumps(value)},
+)  # fmt: skip
+BEDROCK = Written(
+    "messages", "content", "assistant",
+    lambda text: {"text": text},
+    lambda name, call_id, value: {"toolUse": {"toolUseId": call_id, "name": name, "input": value}},
+    lambda name, call_id, value: {"toolResult": {"toolUseId": call_id, "content": [{"json": value}]}},
+)  # fmt: skip
+GEMINI = Written(
+    "contents", "parts", "model",
+    lambda text: {"text": text},
+    lambda name, call_id, value: {"functionCall": {"name": name, "args": value}},
+    lambda name, call_id, value: {"functionResponse": {"name": name, "response": value}},
+)  # fmt: skip
+CALLED_VALUES = st.dictionaries(st.text("ab", min_size=1), st.integers() | st.text("xy\u00e9"), max_size=2)
+CALLING = st.lists(st.tuples(WORDS, st.lists(st.tuples(st.sampled_from("fg"), CALLED_VALUES), max_size=3)), min_size=1, max_size=3)  # fmt: skip
+"""Questions, and the calls with their arguments before each answer; a result is the arguments."""
+
+
+@pytest.mark.parametrize("written", [ANTHROPIC, BEDROCK, GEMINI], ids=["anthropic", "bedrock", "gemini"])
+@given(calling=CALLING)
+def test_calls_and_results_come_back_from_blocks(
+    written: Written, calling: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    turns: list[tuple[str, list[Any]]] = []
+    expected: list[tuple[Any, ...]] = []
+    numbers = iter(range(100))
+    for question, calls in calling:
+        turns.append(("user", [written.text(question)]))
+        expected.append(("user", question))
+        if calls:
+            named = [(name, f"id{next(numbers)}", value) for name, value in calls]
+            turns.append((written.assistant, [written.call(*call) for call in named]))
+            turns.append(("user", [written.result(*call) for call in named]))
+            expected.append(("assistant", [(name, value) for name, _, value in named]))
+            expected += [("tool", name, value) for name, _, value in named]
+        turns.append((written.assistant, [written.text("Done.")]))
+        expected.append(("assistant", "Done."))
+    row = {written.turns: [{"role": role, written.parts: blocks} for role, blocks in turns]}
+    folder = tmp_path_factory.mktemp("calls")
+    _, report, _ = converted(folder, row)
+    assert not report.unused_keys
+    [chat] = read_rows((folder / "out.jsonl").read_bytes().splitlines())
+    names: dict[str, str] = {}
+    found: list[tuple[Any, ...]] = []
+    for turn in chat.messages:
+        functions = {call["id"]: call["function"] for call in turn.tool_calls or ()}
+        names |= {call_id: function["name"] for call_id, function in functions.items()}
+        if turn.role == "tool":
+            found.append(("tool", names.pop(turn.tool_call_id or ""), json.loads(turn.content or "")))
+        elif functions:
+            found.append((turn.role, [(function["name"], function["arguments"]) for function in functions.values()]))
+        else:
+            found.append((turn.role, turn.content))
+    assert found == expected
+
+
+def test_parts_of_blocks_without_a_place_are_counted(tmp_path: Path) -> None:
+    blocks = [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]
+    failed = [{"type": "tool_result", "tool_use_id": "call_1", "content": "no", "is_error": True}]
+    anthropic = [ANTHROPIC_CALLS[0] | {"content": blocks}, ANTHROPIC_CALLS[1], {"role": "user", "content": failed}, ANTHROPIC_CALLS[3]]  # fmt: skip
+    result = {"toolUseId": "call_1", "content": [{"text": "no"}], "status": "error"}
+    bedrock = [*BEDROCK_CALLS[:2], {"role": "user", "content": [{"toolResult": result}]}, BEDROCK_CALLS[3]]
+    config = {"tools": [], "toolChoice": {"any": {}}}
+    _, report, _ = converted(tmp_path, {"messages": anthropic}, {"messages": bedrock, "toolConfig": config})
+    assert report.unused_keys == {
+        "messages[].content[].cache_control": 1,
+        "messages[].content[].is_error": 1,
+        "messages[].content[].toolResult.status": 1,
+        "toolConfig.toolChoice": 1,
+    }
+
+
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -371,11 +470,24 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
+BLOCK_KEYS = (
+    "type", "text", "toolUse", "toolResult", "functionCall", "functionResponse", "reasoningContent", "input", "name", "id"
+)  # fmt: skip
+BLOCKS = st.lists(
+    st.dictionaries(
+        st.sampled_from(BLOCK_KEYS),
+        VALUES
+        | st.sampled_from(["text", "tool_use", "tool_result", "thinking"])
+        | st.dictionaries(st.sampled_from(["name", "args", "input", "toolUseId", "content"]), VALUES, max_size=3),
+        max_size=4,
+    ),
+    max_size=2,
+)
 KEYS = sorted({key for _, row, _ in READABLE for key in row} | {"images", "functions", "input", "preferred_output"})
 TURNS = st.lists(
     st.dictionaries(st.sampled_from(["from", "role", "value", "content", "parts", "tool_calls", "weight"]), VALUES),
     max_size=3,
-)
+) | st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "model"])}, optional={"content": BLOCKS, "parts": BLOCKS}), max_size=3)  # fmt: skip
 
 
 @given(row=st.dictionaries(st.sampled_from(KEYS), VALUES | TURNS, max_size=5), form=st.sampled_from([None, *RowForm]))

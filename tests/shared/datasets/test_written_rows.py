@@ -87,6 +87,16 @@ def test_flag_of_another_meaning_is_counted_as_not_used(flag: dict[str, Any]) ->
     assert read(chat(USER, ANSWER | flag))[1].unused_keys == {f"messages[].{next(iter(flag))}": 1}
 
 
+def test_system_of_text_parts_is_learnt_and_any_other_list_is_counted() -> None:
+    parts = [{"type": "text", "text": "Be"}, {"type": "text", "text": "short.", "cache_control": {}}]
+    [row], report = read(chat(USER, ANSWER, system=parts))
+    assert (row[0].role, row[0].content) == ("system", "Be\nshort.")
+    assert (dict(report.conversions), dict(report.unused_keys)) == ({"text parts": 1}, {})
+    for other in ([1], [{"type": "image"}], [{"text": "Be short."}, {"type": "text"}]):
+        [row], report = read(chat(USER, ANSWER, system=other))
+        assert (row[0].role, dict(report.unused_keys)) == ("user", {"system": 1})
+
+
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_system_turn_may_be_empty(role: str) -> None:
     [row], _ = read(chat({"role": role, "content": ""}, USER, ANSWER))
@@ -167,12 +177,17 @@ def test_data_report_names_what_is_not_used_and_what_is_converted(tmp_path: Path
     held_out.write_bytes(pair(prompt="new", number=7))
     report = inspect_file(path, validation=held_out)
     assert report.training.unused_keys == {"source": 1}
+    calls = (
+        "1 row calls a tool but has no `tools`, which a request would send (ROW_TOOLS_MISSING): "
+        "in line 2, messages[1].tool_calls[0].function.name is 'add', and the row has no `tools`."
+    )
     assert report.warnings == [
         "Keys of rows that are not used: source (1).",
         "1 row has functions in OpenAI's older form, which are read as tools and their calls.",
+        calls,
         "Keys of validation rows that are not used: number (1).",
     ]
-    assert report.notes[:3] == report.warnings
+    assert report.notes[:4] == report.warnings
 
 
 def test_deep_and_huge_values_are_rows_or_reasons() -> None:

@@ -204,11 +204,16 @@ def test_call_of_a_tool_that_the_row_does_not_list_is_a_warning_with_its_place(t
     assert [(one.line, one.code, one.field) for one in report.training.warnings] == [
         (2, "ROW_TOOL_NOT_LISTED", "messages[3].tool_calls[0].function.name"),
         (3, "ROW_TOOL_NOT_LISTED", "messages[1].tool_calls[0].function.name"),
+        (5, "ROW_TOOLS_MISSING", "messages[1].tool_calls[0].function.name"),
     ]
-    assert report.training.warnings_by_code == {"ROW_TOOL_NOT_LISTED": 2}
+    assert report.training.warnings_by_code == {"ROW_TOOL_NOT_LISTED": 2, "ROW_TOOLS_MISSING": 1}
     assert (
         "2 rows call tools that are not among the row's own tools (ROW_TOOL_NOT_LISTED): in line 2, "
         r"messages[3].tool_calls[0].function.name is 'g\u202e', and the row's tools are 'f'."
+    ) in report.warnings
+    assert (
+        "1 row calls a tool but has no `tools`, which a request would send (ROW_TOOLS_MISSING): in line 5, "
+        "messages[1].tool_calls[0].function.name is 'g', and the row has no `tools`."
     ) in report.warnings
 
 
