@@ -25,8 +25,8 @@ from shared.datasets.forms.recognition import ROLES, RowForm
 from shared.datasets.rows import RowCode
 
 
-class Kind(Enum):
-    """What a block holds."""
+class ContentKind(Enum):
+    """Kinds of blocks."""
 
     TEXT = auto()
     THOUGHTS = auto()
@@ -36,7 +36,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ContentBlock:
     """A part of a turn.
 
     Attributes:
@@ -46,7 +46,7 @@ class Block:
         rest: what is written and is in no other attribute.
     """
 
-    kind: Kind
+    kind: ContentKind
     text: str = ""
     name: str = ""
     call_id: str = ""
@@ -61,14 +61,14 @@ class Calls:
     made: int = 0
     open: list[tuple[str, str]] = field(default_factory=list)
 
-    def begin(self, block: Block) -> Row:
+    def begin(self, block: ContentBlock) -> Row:
         """Return a call of the chat API."""
         self.made += 1
         call_id = block.call_id or f"call_{self.made}"
         self.open.append((call_id, block.name))
         return {"id": call_id, "type": "function", "function": {"name": block.name, "arguments": block.arguments}}
 
-    def end(self, block: Block) -> Row:
+    def end(self, block: ContentBlock) -> Row:
         """Return the turn of a result: of the call with its id, or else of the first open call of its function.
 
         Raises:
@@ -133,31 +133,31 @@ def tools_of_blocks(reading: Reading) -> Any:
 # --- turns
 
 
-def _turns(role: str, blocks: list[Block], calls: Calls) -> list[Row]:
+def _turns(role: str, blocks: list[ContentBlock], calls: Calls) -> list[Row]:
     """Return the turns that one turn of blocks becomes: results are turns of their own, before the rest."""
-    held = {kind: [block for block in blocks if block.kind is kind] for kind in Kind}
-    content = "".join(block.text for block in held[Kind.TEXT])
+    held = {kind: [block for block in blocks if block.kind is kind] for kind in ContentKind}
+    content = "".join(block.text for block in held[ContentKind.TEXT])
     if role == "assistant":
-        if held[Kind.RESULT]:
+        if held[ContentKind.RESULT]:
             raise Dropped(RowCode.ROW_TOOL_CALL_INVALID)
         turn: Row = {"role": role, "content": content or None}
-        if held[Kind.THOUGHTS]:
-            turn["reasoning_content"] = "\n".join(block.text for block in held[Kind.THOUGHTS])
-        if held[Kind.CALL]:
-            turn["tool_calls"] = [calls.begin(block) for block in held[Kind.CALL]]
+        if held[ContentKind.THOUGHTS]:
+            turn["reasoning_content"] = "\n".join(block.text for block in held[ContentKind.THOUGHTS])
+        if held[ContentKind.CALL]:
+            turn["tool_calls"] = [calls.begin(block) for block in held[ContentKind.CALL]]
         return [turn]
-    if held[Kind.CALL] or held[Kind.THOUGHTS]:
+    if held[ContentKind.CALL] or held[ContentKind.THOUGHTS]:
         raise Dropped(RowCode.ROW_TOOL_CALL_INVALID)
-    results = [calls.end(block) for block in held[Kind.RESULT]]
+    results = [calls.end(block) for block in held[ContentKind.RESULT]]
     return results if results and not content else [*results, {"role": role, "content": content}]
 
 
 def _blocks(
-    content: Any, read_block: Callable[[Row], Block], place: str, reading: Reading | None = None
-) -> list[Block]:
+    content: Any, read_block: Callable[[Row], ContentBlock], place: str, reading: Reading | None = None
+) -> list[ContentBlock]:
     """Return the blocks of a content, which may also be a string or a single block."""
     if isinstance(content, str):
-        return [Block(Kind.TEXT, content)]
+        return [ContentBlock(ContentKind.TEXT, content)]
     blocks = []
     for written in [content] if isinstance(content, dict) else _listed(content):
         block = read_block({key: value for key, value in written.items() if value is not None})
@@ -181,25 +181,25 @@ def _listed(value: Any) -> list[Row]:
 # --- blocks
 
 
-def _anthropic(written: Row) -> Block:
+def _anthropic(written: Row) -> ContentBlock:
     kind = written.get("type")
     if kind == "text":
-        return _text(Kind.TEXT, written.get("text"), _without(written, "type", "text"))
+        return _text(ContentKind.TEXT, written.get("text"), _without(written, "type", "text"))
     if kind == "thinking":
-        return _text(Kind.THOUGHTS, written.get("thinking"), _without(written, "type", "thinking", "signature"))
+        return _text(ContentKind.THOUGHTS, written.get("thinking"), _without(written, "type", "thinking", "signature"))
     if kind == "tool_use":
         rest = _without(written, "type", "id", "name", "input")
         return _call(written.get("id"), written.get("name"), written.get("input"), rest)
     if kind == "tool_result":
         rest = _without(written, "type", "tool_use_id", "content")
         content = _result(written.get("content", ""), _anthropic)
-        return Block(Kind.RESULT, content, call_id=_id(written.get("tool_use_id")), rest=rest)
+        return ContentBlock(ContentKind.RESULT, content, call_id=_id(written.get("tool_use_id")), rest=rest)
     raise Dropped(DropReason.IMAGE if kind == "image" else DropReason.OTHER_PART)
 
 
-def _bedrock(written: Row) -> Block:
+def _bedrock(written: Row) -> ContentBlock:
     if "text" in written:
-        return _text(Kind.TEXT, written["text"], _without(written, "text"))
+        return _text(ContentKind.TEXT, written["text"], _without(written, "text"))
     if isinstance(call := written.get("toolUse"), dict):
         return _call(call.get("toolUseId"), call.get("name"), call.get("input"), _without(written, "toolUse"))
     if isinstance(result := written.get("toolResult"), dict):
@@ -207,21 +207,23 @@ def _bedrock(written: Row) -> Block:
         rest = _without(written, "toolResult")
         if result.get("status") == "error":
             rest["toolResult.status"] = "error"
-        return Block(Kind.RESULT, content, call_id=_id(result.get("toolUseId")), rest=rest)
+        return ContentBlock(ContentKind.RESULT, content, call_id=_id(result.get("toolUseId")), rest=rest)
     if isinstance(thoughts := written.get("reasoningContent"), dict):
         inner = thoughts.get("reasoningText")
         text = inner.get("text") if isinstance(inner, dict) else None
-        return _text(Kind.THOUGHTS, text, _without(written, "reasoningContent"))
+        return _text(ContentKind.THOUGHTS, text, _without(written, "reasoningContent"))
     if "json" in written:
-        return Block(Kind.TEXT, msgspec.json.encode(written["json"]).decode(), rest=_without(written, "json"))
+        return ContentBlock(
+            ContentKind.TEXT, msgspec.json.encode(written["json"]).decode(), rest=_without(written, "json")
+        )
     if "cachePoint" in written:
-        return Block(Kind.NOTHING)
+        return ContentBlock(ContentKind.NOTHING)
     raise Dropped(DropReason.IMAGE if "image" in written else DropReason.OTHER_PART)
 
 
-def _gemini(written: Row) -> Block:
+def _gemini(written: Row) -> ContentBlock:
     if "text" in written:
-        kind = Kind.THOUGHTS if written.get("thought") is True else Kind.TEXT
+        kind = ContentKind.THOUGHTS if written.get("thought") is True else ContentKind.TEXT
         return _text(kind, written["text"], _without(written, "text", "thought", "thoughtSignature"))
     if isinstance(call := written.get("functionCall"), dict):
         rest = _without(written, "functionCall", "thoughtSignature")
@@ -229,31 +231,31 @@ def _gemini(written: Row) -> Block:
     if isinstance(result := written.get("functionResponse"), dict):
         content = msgspec.json.encode(result.get("response")).decode()
         name, call_id = str(result.get("name")), str(result.get("id") or "")
-        return Block(Kind.RESULT, content, name, call_id, rest=_without(written, "functionResponse"))
+        return ContentBlock(ContentKind.RESULT, content, name, call_id, rest=_without(written, "functionResponse"))
     data = written.get("inlineData") or written.get("fileData")
     media = str(data.get("mimeType")).partition("/")[0] if isinstance(data, dict) else ""
     raise Dropped({"image": DropReason.IMAGE, "audio": DropReason.AUDIO}.get(media, DropReason.OTHER_PART))
 
 
-def _system(written: Row) -> Block:
+def _system(written: Row) -> ContentBlock:
     """Return a block of the system's content, which all programs write with ``text``."""
-    return _text(Kind.TEXT, written.get("text"), _without(written, "type", "text", "cachePoint"))
+    return _text(ContentKind.TEXT, written.get("text"), _without(written, "type", "text", "cachePoint"))
 
 
 def _without(written: Row, *keys: str) -> Row:
     return {key: value for key, value in written.items() if key not in keys}
 
 
-def _text(kind: Kind, text: Any, rest: Row) -> Block:
+def _text(kind: ContentKind, text: Any, rest: Row) -> ContentBlock:
     if not isinstance(text, str):
         raise Dropped(DropReason.OTHER_PART)
-    return Block(kind, text, rest=rest)
+    return ContentBlock(kind, text, rest=rest)
 
 
-def _call(call_id: Any, name: Any, arguments: Any, rest: Row) -> Block:
+def _call(call_id: Any, name: Any, arguments: Any, rest: Row) -> ContentBlock:
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise Dropped(RowCode.ROW_TOOL_CALL_INVALID)
-    return Block(Kind.CALL, name=name, call_id=str(call_id or ""), arguments=arguments, rest=rest)
+    return ContentBlock(ContentKind.CALL, name=name, call_id=str(call_id or ""), arguments=arguments, rest=rest)
 
 
 def _id(call_id: Any) -> str:
@@ -262,10 +264,10 @@ def _id(call_id: Any) -> str:
     return call_id
 
 
-def _result(content: Any, read_block: Callable[[Row], Block]) -> str:
+def _result(content: Any, read_block: Callable[[Row], ContentBlock]) -> str:
     """Return the content of a result as one string."""
     blocks = _blocks(content, read_block, "")
-    if any(block.kind is not Kind.TEXT for block in blocks):
+    if any(block.kind is not ContentKind.TEXT for block in blocks):
         raise Dropped(DropReason.OTHER_PART)
     return "".join(block.text for block in blocks)
 
@@ -313,7 +315,7 @@ def _json_schema(schema: Any) -> Any:
 
 
 _SPEAKERS = {name: ROLES[name] for name in ("system", "user", "assistant")}
-_FORMS: dict[RowForm, tuple[str, str, dict[str, str], Callable[[Row], Block]]] = {
+_FORMS: dict[RowForm, tuple[str, str, dict[str, str], Callable[[Row], ContentBlock]]] = {
     RowForm.ANTHROPIC: ("messages", "content", _SPEAKERS, _anthropic),
     RowForm.BEDROCK: ("messages", "content", _SPEAKERS, _bedrock),
     RowForm.GEMINI: ("contents", "parts", {"user": "user", "model": "assistant", "function": "user"}, _gemini),
