@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
+import string
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
@@ -24,11 +25,18 @@ DIGEST_DIGITS = 4
 placeholder.
 """
 
+_CAPITAL, _DIGIT, _OTHER = b"A", b"0", b"."
+_KINDS = b"".join(
+    _CAPITAL if code in string.ascii_uppercase.encode() else _DIGIT if code in string.digits.encode() else _OTHER
+    for code in range(256)
+)
+"""For each byte, whether it is a capital or a digit."""
 _DOMAIN = re.compile(r"(?:\w(?:[\w-]{0,61}\w)?\.){1,8}[^\W\d_]{2,63}(?![\w-])")
 _LOCAL_PART_REVERSED = re.compile(r"[\w.%+'-]{1,64}")
 _TELEPHONE = re.compile(r"\+[1-9](?:[ .\-/()\u00a0]{0,2}[0-9]){7,14}(?![0-9])")
-_IBAN_START = re.compile(r"[A-Z][A-Z][0-9][0-9]")
+_IBAN_START = 2 * _CAPITAL + 2 * _DIGIT
 _CARD = re.compile(r"[2-6](?:[ -]?[0-9]){12,18}(?![0-9])")
+_LEAST_CARD = 13 * _DIGIT
 _ISSUER = re.compile(r"4|5[1-5]|2[2-7]|3[04-9]|6[0-9]")
 _IPV4 = re.compile(r"\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}(?![\w]|\.[0-9])")
 _COLONS = re.compile(r":(?::|(?:[0-9A-Fa-f]{1,4}:){3})")
@@ -127,15 +135,18 @@ def _telephones(text: str) -> Iterator[FoundSpan]:
 
 
 def _ibans(text: str) -> Iterator[FoundSpan]:
-    for match in _IBAN_START.finditer(text):
-        length = _LENGTH_OF.get(match[0][:2])
-        if not length or text[match.start() - 1 : match.start()].isalnum():
-            continue
-        rest = _iban_rest(length).match(text, match.end())
-        if rest:
-            compact = match[0] + rest[0].replace(" ", "")
-            if int("".join(str(int(sign, 36)) for sign in compact[4:] + compact[:4])) % 97 == 1:
-                yield FoundSpan(match.start(), rest.end(), "IBAN", compact)
+    # One byte for each character. Looking for equal bytes takes half of the time of an expression.
+    kinds = text.encode("ascii", "replace").translate(_KINDS)
+    start = kinds.find(_IBAN_START)
+    while start >= 0:
+        length = _LENGTH_OF.get(text[start : start + 2])
+        if length and not text[start - 1 : start].isalnum():
+            rest = _iban_rest(length).match(text, start + len(_IBAN_START))
+            if rest:
+                compact = text[start : rest.end()].replace(" ", "")
+                if int("".join(str(int(sign, 36)) for sign in compact[4:] + compact[:4])) % 97 == 1:
+                    yield FoundSpan(start, rest.end(), "IBAN", compact)
+        start = kinds.find(_IBAN_START, start + len(_IBAN_START))
 
 
 @lru_cache(maxsize=32)
@@ -144,6 +155,9 @@ def _iban_rest(length: int) -> re.Pattern[str]:
 
 
 def _cards(text: str) -> Iterator[FoundSpan]:
+    # Few texts have so many digits with nothing else between them.
+    if _LEAST_CARD not in text.encode("ascii", "replace").translate(_KINDS, b" -"):
+        return
     match = _CARD.search(text)
     while match:
         start, position = match.start(), match.start() + 1

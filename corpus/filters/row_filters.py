@@ -21,7 +21,7 @@ class SecretFilter:
 
     def judge(self, rows: Sequence[dict[str, Any]]) -> list[RowVerdict]:
         """Return a verdict for each row; the reason is the rule, such as ``github``."""
-        texts = [list(texts_of(row)) for row in rows]
+        texts = [texts_of(row) for row in rows]
         numbers = [number for number, row_texts in enumerate(texts) for _ in row_texts]
         kinds: dict[int, set[str]] = {}
         for place, rules in texts_with_secrets([text for row_texts in texts for text in row_texts]).items():
@@ -58,7 +58,7 @@ class PersonalDataFilter:
         Raises:
             MensError: ``CORPUS_REDACTOR_FAILED``.
         """
-        texts = [list(texts_of(row)) for row in rows]
+        texts = [texts_of(row) for row in rows]
         result = self.redactors.redact([text for row_texts in texts for text in row_texts])
         if not result.counts:
             return list(map(RowVerdict, rows))

@@ -8,17 +8,23 @@ from typing import Any
 from corpus.filters.rules import NEVER_CHANGED
 
 
-def texts_of(value: Any) -> Iterator[str]:
-    """Yield the strings of a JSON value, depth first, except those under the keys of :data:`rules.NEVER_CHANGED`."""
+def texts_of(value: Any) -> list[str]:
+    """Return the strings of a JSON value, depth first, except those under the keys of :data:`rules.NEVER_CHANGED`."""
+    texts: list[str] = []
+    _add_texts(value, texts)
+    return texts
+
+
+def _add_texts(value: Any, texts: list[str]) -> None:
     if isinstance(value, str):
-        yield value
+        texts.append(value)
     elif isinstance(value, list):
         for item in value:
-            yield from texts_of(item)
+            _add_texts(item, texts)
     elif isinstance(value, dict):
         for name, item in value.items():
             if name not in NEVER_CHANGED:
-                yield from texts_of(item)
+                _add_texts(item, texts)
 
 
 def with_texts(value: Any, texts: Iterator[str]) -> Any:

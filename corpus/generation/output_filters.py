@@ -98,7 +98,7 @@ class OutputFilters:
 
 def _texts(row: dict[str, Any]) -> list[str]:
     """Return the texts of a row, without its labels."""
-    return list(texts_of({name: value for name, value in row.items() if name not in LABELS}))
+    return texts_of({name: value for name, value in row.items() if name not in LABELS})
 
 
 def _count(provenance: Provenance, redactions: dict[str, int]) -> None:

@@ -130,7 +130,7 @@ class MeasuredRows:
         self.lanes[record.lane or UNLABELLED] += 1
         context = record.category or UNLABELLED
         self.categories[context] += 1
-        self.unsafe += bool(texts_with_secrets(list(texts_of(msgspec.to_builtins(record.conversation())))))
+        self.unsafe += bool(texts_with_secrets(texts_of(msgspec.to_builtins(record.conversation()))))
         if answers := list(checked_codes(record, self.languages, checkers)):
             self.scores.append(_score(context, answers))
             self.used.update(

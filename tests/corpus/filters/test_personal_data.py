@@ -18,7 +18,13 @@ VALUES = {
     "EMAIL": ["ann.lee+x@mail.example.org", "o'neil@example.co.uk", "Jürgen@bücher.example", "ann%40example.org"],
     "PHONE": ["+49 30 901820", "+1 (415) 555-0132", "+442071838750", "+33-1.42/68 53 00"],
     "IBAN": ["DE89 3704 0044 0532 0130 00", "GB82WEST12345698765432", "NO9386011117947"],
-    "CARD": ["4111 1111 1111 1111", "5500-0000-0000-0004", "378282246310005", "2223003122003222"],
+    "CARD": [
+        "4111 1111 1111 1111",
+        "5500-0000-0000-0004",
+        "378282246310005",
+        "2223003122003222",
+        "4-222 2-2 2222222 2",
+    ],
     "IP": ["8.8.4.4", "2606:4700:4700::1111", "2a00:1450:4001:81b:0:0:0:200e"],
     "MAC": ["00:1B:44:11:3a:b7", "00-1B-44-11-3A-B7"],
     "AUTHORIZATION": ["Bearer abcdef0123456789", "Basic YW5uOnNlY3JldA==", "f00df00df00df00df00d"],
@@ -61,6 +67,14 @@ def test_what_only_looks_like_it_stays(text: str) -> None:
 def test_card_is_found_next_to_other_digits() -> None:
     results = redactor().redact(["2024 4111 1111 1111 1111", "4111111111111111 123", "no 12 4111111111111111"])
     assert [result.counts for result in results] == [{"CARD": 1}] * 3
+
+
+def test_ibans_and_cards_are_found_among_others() -> None:
+    iban, card = "DE89370400440532013000", "4111111111111111"
+    text = f"AA11 XX22 {iban} {iban} éAB12 {card}, {card}"
+    (result,) = redactor().redact([text])
+    assert result.counts == {"IBAN": 2, "CARD": 2}
+    assert redactor().redact(["4111 1111", "1111 1111"]) == [("4111 1111", {}), ("1111 1111", {})]
 
 
 def test_placeholder_is_of_the_value_and_the_key() -> None:

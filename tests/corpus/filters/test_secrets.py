@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import string
 import time
 from collections.abc import Callable
@@ -149,3 +150,32 @@ def test_place_of_a_secret_is_counted_in_characters(before: str, after: str) -> 
     found = find_secrets(f"{before} {secret} {after} é{secret}")
     starts = [len(before) + 1, len(before) + len(secret) + len(after) + 4]
     assert {(start, start + len(secret)) for start in starts} <= {(span.start, span.end) for span in found}
+
+
+ASSIGNMENT = re.compile(r"[:=]>?[ \t]{0,3}[\"'`]?(?P<value>[A-Za-z0-9+/_~-]{16,512}={0,2})")
+AFTER_KEY = re.compile(r"key[\"'`\])]{0,2}[ \t]{0,8}:?$")
+SIGNS = ("=", "==", ":", "::", " = ", ": ", "=>", " => '", "=:", "=\n", ":\t\t\t", "=    ", "= >", '="', "='\n")
+SIXTEEN, THIRTY = drawn(16), drawn(28) + "/+"
+VALUES = (
+    "short",
+    "short=",
+    SIXTEEN[:-1],
+    SIXTEEN,
+    SIXTEEN + "=",
+    SIXTEEN + "==",
+    SIXTEEN + "===",
+    THIRTY,
+    20 * THIRTY,
+    "é" + THIRTY,
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(("key", "\nkey'", " ", "")), st.sampled_from(SIGNS), st.sampled_from(VALUES)))
+)
+def test_values_are_those_of_one_expression(parts: list[tuple[str, str, str]]) -> None:
+    """The search begins at long runs; an expression for sign and value together finds the same."""
+    text = "".join(piece for part in parts for piece in part)
+    expected = [match.span("value") for match in ASSIGNMENT.finditer(text) if AFTER_KEY.search(text[: match.start()])]
+    found = [(span.start, span.end) for span in find_secrets(text) if span.kind == "random_value"]
+    assert found == expected
