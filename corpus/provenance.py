@@ -87,6 +87,11 @@ def row_id(row: Mapping[str, Any]) -> str:
         return content_id({key: value for key, value in row.items() if key not in LABELS})
 
 
+def line_with_id(row_id: str, line: bytes) -> bytes:
+    """Return an encoded row, which has no id, with its id as the first key."""
+    return b'{"id":"%s",%s' % (row_id.encode(), line[1:])
+
+
 def record_id(record: Record) -> str:
     """Return the id of a parsed row."""
     if not record.tools and (plain := _plain_turns(record)) is not None:

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from corpus.claims import claimed
 from corpus.filters.redactors import rules_digests
 from corpus.generation.columns import (
@@ -106,7 +108,10 @@ class Generation:
         ):
             for made in self._rows(target, report):
                 made.provenance.stages = [mark]
-                writer.write_row(made.row, made.provenance)
+                if made.line is None:
+                    writer.write_row(made.row, made.provenance)
+                else:
+                    writer.write_line(made.line, msgspec.json.encode(made.provenance))
             if report.dropped:
                 writer.report["dropped"] = dict(sorted(report.dropped.items()))
             if report.stopped:

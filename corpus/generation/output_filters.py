@@ -21,10 +21,15 @@ from shared.datasets.fingerprints import fingerprints
 
 @dataclass(slots=True)
 class MadeRow:
-    """A row and its provenance."""
+    """A row and its provenance.
+
+    Attributes:
+        line: the row with its id, encoded; None if filters may still change it.
+    """
 
     row: dict[str, Any]
     provenance: Provenance
+    line: bytes | None = None
 
 
 class OutputFilters:

@@ -13,7 +13,7 @@ from corpus.generation.asking import RowDropped
 from corpus.generation.columns import GenerationRecipe, UnitColumn
 from corpus.generation.output_filters import MadeRow
 from corpus.mixing.mix_file import recipe_invalid
-from corpus.provenance import LABELS, Provenance, record_id
+from corpus.provenance import LABELS, Provenance, line_with_id, record_id
 from corpus.verdicts import VerdictCode
 from shared.datasets.preferences.rows import parse_pair
 from shared.datasets.row_validation import decode_line
@@ -42,6 +42,7 @@ class RowMaker:
         self._has_models = bool(recipe.models)
         # Rows of models pass redactors later.
         self._has_digest = not (self._has_models and recipe.redact)
+        self._has_id = "id" in recipe.row
         self._file, self._source = path.name, f"generate:{path.stem}"
         self._units = [column.name for column in recipe.columns if isinstance(column, UnitColumn)]
 
@@ -64,7 +65,8 @@ class RowMaker:
             unit = values[name]
             provenance.parents = [*provenance.parents, unit["id"]]
             provenance.license = provenance.license or unit["source"].get("license")
-        return MadeRow(row, provenance)
+        is_final = bool(provenance.id) and not self._has_id
+        return MadeRow(row, provenance, line_with_id(provenance.id, line) if is_final else None)
 
     def _fill(self, values: Values) -> dict[str, Any]:
         try:
@@ -99,8 +101,7 @@ def _leaf(template: Any, *, keeps_type: bool) -> Leaf:
         if keeps_type and bare.startswith("{{") and bare.find("}}") == len(bare) - 2:
             path = parse_path(bare[2:-2])
             return lambda values: value_at(path, values, {})
-        text = Template(template)
-        return lambda values: text.render(values, {})
+        return Template(template).render
     if isinstance(template, Mapping):
         fields = {key: _leaf(value, keeps_type=False) for key, value in template.items()}
         return lambda values: {key: leaf(values) for key, leaf in fields.items()}

@@ -35,11 +35,30 @@ from corpus.units.records import read_units
 from shared.errors import Code, NotFound
 from shared.graders.templates import Template
 
+_END = 1 << 48
+"""Number of the values that six bytes of a digest have."""
 Values = Mapping[str, Any]
 Sampler = Callable[[int, Values], Any]
 """A function of a row's number and the values of its earlier columns that returns the value."""
-Draw = Callable[[int], tuple[float, float]]
-"""A function of a row's number that returns two numbers in [0, 1)."""
+
+
+class _Draws:
+    """Numbers in [0, 1) for the rows of a column."""
+
+    def __init__(self, seed: int, name: str) -> None:
+        self._begin = f"{seed}\0{name}\0"
+
+    def one(self, row: int) -> float:
+        """Return a row's number."""
+        return int.from_bytes(self._digest(row)[:6]) / _END
+
+    def two(self, row: int) -> tuple[float, float]:
+        """Return a row's number and another one."""
+        digest = self._digest(row)
+        return int.from_bytes(digest[:6]) / _END, int.from_bytes(digest[8:14]) / _END
+
+    def _digest(self, row: int) -> bytes:
+        return hashlib.sha256(f"{self._begin}{row}".encode()).digest()
 
 
 def sampler_of(column: ColumnSpec, seed: int, folder: Path) -> Sampler:
@@ -52,52 +71,46 @@ def sampler_of(column: ColumnSpec, seed: int, folder: Path) -> Sampler:
         NotFound: ``CORPUS_SOURCE_MISSING``: a file.
         InvalidRequest: ``CORPUS_RECIPE_INVALID``: a file without lines, or with a line that is not a JSON object.
     """
-    begin = f"{seed}\0{column.name}\0"
-
-    def draw(row: int) -> tuple[float, float]:
-        digest = hashlib.sha256(f"{begin}{row}".encode()).digest()
-        return int.from_bytes(digest[:6]) / (1 << 48), int.from_bytes(digest[8:14]) / (1 << 48)
-
-    sampler: Sampler = _SAMPLERS[type(column)](column, draw, folder)
+    sampler: Sampler = _SAMPLERS[type(column)](column, _Draws(seed, column.name), folder)
     return sampler
 
 
-def _category(column: CategoryColumn, draw: Draw, _folder: Path) -> Sampler:
+def _category(column: CategoryColumn, draws: _Draws, _folder: Path) -> Sampler:
     if isinstance(column.values, list):
-        return _choice(column.values, draw)
+        return _choice(column.values, draws)
     names, ends = list(column.values), list(accumulate(column.values.values()))
     total, last = ends[-1], len(names) - 1
-    return lambda row, _: names[min(last, bisect_right(ends, draw(row)[0] * total))]
+    return lambda row, _: names[bisect_right(ends, draws.one(row) * total, 0, last)]
 
 
-def _uniform(column: UniformColumn, draw: Draw, _folder: Path) -> Sampler:
+def _uniform(column: UniformColumn, draws: _Draws, _folder: Path) -> Sampler:
     scale = int(10**column.decimals)
     low, high = math.ceil(column.low * scale), math.floor(column.high * scale)
     count = high - low + 1
     if column.decimals:
-        return lambda row, _: (low + int(draw(row)[0] * count)) / scale
-    return lambda row, _: low + int(draw(row)[0] * count)
+        return lambda row, _: (low + int(draws.one(row) * count)) / scale
+    return lambda row, _: low + int(draws.one(row) * count)
 
 
-def _gaussian(column: GaussianColumn, draw: Draw, _folder: Path) -> Sampler:
+def _gaussian(column: GaussianColumn, draws: _Draws, _folder: Path) -> Sampler:
     def sample(row: int, _: Values) -> int | float:
-        value = column.mean + column.deviation * _normal(*draw(row))
+        value = column.mean + column.deviation * _normal(*draws.two(row))
         return float(round(value, column.decimals)) if column.decimals else round(value)
 
     return sample
 
 
-def _date(column: DateColumn, draw: Draw, _folder: Path) -> Sampler:
+def _date(column: DateColumn, draws: _Draws, _folder: Path) -> Sampler:
     days = (column.last - column.first).days + 1
-    return lambda row, _: (column.first + timedelta(days=int(draw(row)[0] * days))).isoformat()
+    return lambda row, _: (column.first + timedelta(days=int(draws.one(row) * days))).isoformat()
 
 
-def _rows(column: RowsColumn, draw: Draw, folder: Path) -> Sampler:
+def _rows(column: RowsColumn, draws: _Draws, folder: Path) -> Sampler:
     lines = lines_of(folder / column.file, column.name)
-    return _choice([_object(line, column, number) for number, line in enumerate(lines, start=1)], draw)
+    return _choice([_object(line, column, number) for number, line in enumerate(lines, start=1)], draws)
 
 
-def _units(column: UnitColumn, draw: Draw, folder: Path) -> Sampler:
+def _units(column: UnitColumn, draws: _Draws, folder: Path) -> Sampler:
     """Return a sampler of units in an order that the seed determines; the column's value has the unit's keys, and the
     unit's provenance as ``source``.
     """
@@ -109,27 +122,27 @@ def _units(column: UnitColumn, draw: Draw, folder: Path) -> Sampler:
     if not units:
         kinds = f" of the kinds {', '.join(column.kinds)}" if column.kinds else ""
         raise recipe_invalid(f"{column.path} has no units{kinds}.", column.name, None)
-    order = sorted(range(len(units)), key=draw)
+    order = sorted(range(len(units)), key=draws.two)
     return lambda row, _: units[order[row % len(order)]]
 
 
-def _sequence(column: SequenceColumn, _draw: Draw, _folder: Path) -> Sampler:
+def _sequence(column: SequenceColumn, _draws: _Draws, _folder: Path) -> Sampler:
     start, step = column.start, column.step
     return lambda row, _: start + row * step
 
 
-def _template(column: TemplateColumn, _draw: Draw, _folder: Path) -> Sampler:
+def _template(column: TemplateColumn, _draws: _Draws, _folder: Path) -> Sampler:
     template = Template(column.template)
-    return lambda _row, values: template.render(values, {})
+    return lambda _row, values: template.render(values)
 
 
-_SAMPLERS: dict[type, Callable[[Any, Draw, Path], Sampler]] = {
+_SAMPLERS: dict[type, Callable[[Any, _Draws, Path], Sampler]] = {
     CategoryColumn: _category,
     UniformColumn: _uniform,
     GaussianColumn: _gaussian,
-    PoissonColumn: lambda column, draw, _: lambda row, _values: _poisson(column.mean, draw(row)[0]),
+    PoissonColumn: lambda column, draws, _: lambda row, _values: _poisson(column.mean, draws.one(row)),
     DateColumn: _date,
-    LinesColumn: lambda column, draw, folder: _choice(lines_of(folder / column.file, column.name), draw),
+    LinesColumn: lambda column, draws, folder: _choice(lines_of(folder / column.file, column.name), draws),
     RowsColumn: _rows,
     UnitColumn: _units,
     SequenceColumn: _sequence,
@@ -137,8 +150,8 @@ _SAMPLERS: dict[type, Callable[[Any, Draw, Path], Sampler]] = {
 }
 
 
-def _choice(items: list[Any], draw: Draw) -> Sampler:
-    return lambda row, _: items[int(draw(row)[0] * len(items))]
+def _choice(items: list[Any], draws: _Draws) -> Sampler:
+    return lambda row, _: items[int(draws.one(row) * len(items))]
 
 
 def _normal(first: float, second: float) -> float:

@@ -126,7 +126,8 @@ def check_record(record: Record, line: bytes) -> None:
         _check_turns(chat, "messages" if record.messages else "turns")
     else:
         _check_pair(record, line)
-    check_tools(record.tools or [])
+    if record.tools:
+        check_tools(record.tools)
     if record.syntax_spans:
         length = len(record.conversation()[-1].content or "")
         for index, span in enumerate(record.syntax_spans):

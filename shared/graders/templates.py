@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from shared.errors import Code, InvalidRequest
 
 NAMESPACES = ("item", "sample")
+_NO_SAMPLE: Mapping[str, Any] = MappingProxyType({})
 _to_json = json.JSONEncoder(ensure_ascii=False).encode
 # `dict` first: the check against an abstract class takes many times as long.
 _OBJECTS = (dict, Mapping)
@@ -46,11 +48,18 @@ class Template:
     """
 
     def __init__(self, template: str) -> None:
-        self._pieces = [piece for piece in pieces(template) if piece != ""]
+        split = list(pieces(template))
+        self._form = "".join(piece.replace("%", "%%") if isinstance(piece, str) else "%s" for piece in split)
+        # Nearly all paths are `item.field`, whose value is there without a search.
+        self._paths = [(path, _field(path)) for path in split if not isinstance(path, str)]
 
-    def render(self, item: Mapping[str, Any], sample: Mapping[str, Any]) -> str:
+    def render(self, item: Mapping[str, Any], sample: Mapping[str, Any] = _NO_SAMPLE) -> str:
         """Fill in the placeholders, as :func:`render`."""
-        return "".join([piece if isinstance(piece, str) else _text_at(piece, item, sample) for piece in self._pieces])
+        texts = []
+        for path, field in self._paths:
+            value = item[field] if field is not None and field in item else value_at(path, item, sample)
+            texts.append(value if isinstance(value, str) else _to_text(value))
+        return self._form % tuple(texts)
 
 
 def paths_of(template: str) -> list[Path]:
@@ -113,9 +122,15 @@ def _parse(path: str) -> Path:
     return tuple(steps)
 
 
-def _text_at(path: Path, item: Mapping[str, Any], sample: Mapping[str, Any]) -> str:
-    value = value_at(path, item, sample)
-    return value if isinstance(value, str) else _to_json(value)
+def _field(path: Path) -> str | None:
+    """Return the field of the item that a path leads to; None for other paths."""
+    field = path[1] if len(path) == 2 and path[0] == "item" else None
+    return field if isinstance(field, str) else None
+
+
+def _to_text(value: Any) -> str:
+    # The encoder gives the same for a number, in many times the time.
+    return str(value) if type(value) is int else _to_json(value)
 
 
 def _missing(path: Path, number: int) -> InvalidRequest:

@@ -20,6 +20,8 @@ ITEM = {
     "list": [{"x": "first"}, [1, None]],
     "a b": "spaced",
     "no": None,
+    "yes": True,
+    "half": 0.5,
     "": "empty",
     "ä-ö": "uml",
 }
@@ -36,6 +38,8 @@ ITEM = {
         ("{{ item.list[0].x }}", "first"),
         ("{{ item.list[1] }}", "[1, null]"),
         ("{{ item.no }}", "null"),
+        ("{{ item.yes }} {{ item.half }}", "true 0.5"),
+        ("100 % %s %% {{ item.q }} %(n)s", "100 % %s %% Where? %(n)s"),
         ("{{ item.a b }}", "spaced"),
         ("{{ item.ä-ö }}", "uml"),
         ("{{ sample.choices[0].message.content }}", "yes"),
