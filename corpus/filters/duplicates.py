@@ -57,11 +57,16 @@ class DuplicateFinder:
         """Add rows. Their line numbers are replaced by their numbers among all rows."""
         count = len(ratings)
         lines = array("I", range(self.rows, self.rows + count))
-        self._index.add(sketched.digests, lines)
-        self._ratings += ratings
+        indexed = 0
         if self._near is not None:
+            before = len(self._near)
             self._pairs.append(self._near.find_and_add(SketchedRows(sketched.sketches, sketched.digests, lines)))
             self._compared = len(self._near)
+            indexed = self._compared - before
+        if self._exact:
+            # The index of near duplicates has the digests of the others.
+            self._index.add(sketched.digests[indexed:], lines[indexed:])
+        self._ratings += ratings
         self.rows += count
 
     @property
@@ -78,8 +83,11 @@ class DuplicateFinder:
 
     def states(self) -> States:
         """Return the state of each row: kept, or a duplicate. No rows can be added afterwards."""
-        # It needs as much memory as the sort of equal rows.
-        self._near = None
+        if self._near is not None:
+            index = self._near.exact_index()
+            index.extend(self._index)
+            # The rest of it needs as much memory as the sort of equal rows.
+            self._index, self._near = index, None
         states: States = np.zeros(self.rows, np.uint8)
         if self._least is not None:
             states[self.near_pairs().second] = RowState.NEAR

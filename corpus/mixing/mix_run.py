@@ -138,6 +138,7 @@ class MixRun:
                             source.spec.record_format,
                             include,
                             exclude,
+                            mix.dedup.exact,
                             near,
                             mix.holdout.by if mix.holdout else None,
                             evals if evals.is_dir() else None,

@@ -56,7 +56,8 @@ class PieceTask:
         file: the part's file, for the same provenance.
         target: path of the piece's file, without its suffix.
         include: lanes that are kept; None keeps all.
-        near: whether sketches are needed.
+        exact: whether digests are needed.
+        near: whether digests and sketches are needed.
         group: grouping by which rows are held out; None if none are.
         evals: folder of the index of evals that rows must not contain; None without evals.
     """
@@ -73,6 +74,7 @@ class PieceTask:
     record_format: RecordFormat | None
     include: frozenset[str] | None
     exclude: frozenset[str]
+    exact: bool
     near: bool
     group: str | None
     evals: Path | None

@@ -60,7 +60,8 @@ def make_piece(task: PieceTask) -> MixPiece:
         piece.ratings.append(record.rating or 0)
         if task.group:
             piece.groups.append(hash_of(task.seed, "holdout", _group(task.group, row, provenance)))
-        texts.append(written(record.written_turns()))
+        if task.exact or task.near:
+            texts.append(written(record.written_turns()))
         if len(texts) == ROWS_AT_ONCE:
             _sketch(piece, texts, near=task.near)
     _sketch(piece, texts, near=task.near)

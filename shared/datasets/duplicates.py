@@ -124,9 +124,9 @@ class SketchedRows:
 class ExactIndex:
     """Exact duplicates: digests and line numbers of rows, which are added by ascending line."""
 
-    def __init__(self) -> None:
-        self._digests = array("Q")
-        self._lines = array("I")
+    def __init__(self, digests: array[int] | None = None, lines: array[int] | None = None) -> None:
+        self._digests = array("Q") if digests is None else digests
+        self._lines = array("I") if lines is None else lines
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -228,6 +228,14 @@ class NearIndex:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def exact_index(self) -> ExactIndex:
+        """Return an index of the same rows that finds equal ones. It takes their digests over, so this one can no longer
+        be used.
+        """
+        index = ExactIndex(self._rows.digests, self._rows.lines)
+        self._rows = SketchedRows()
+        return index
 
     @property
     def full(self) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import tracemalloc
 from array import array
 
+import numpy as np
 import pytest
 
 from corpus.filters.duplicates import DuplicateFinder, RowState
 from shared.datasets.duplicates import SketchedRows
-from shared.datasets.fingerprints import fingerprints
+from shared.datasets.fingerprints import SLOTS, fingerprints
 
 LONG = " ".join(f"w{n}" for n in range(200))
 KEPT, EXACT, NEAR = RowState.KEPT, RowState.EXACT, RowState.NEAR
@@ -32,6 +33,32 @@ ROWS = [("a b c", 0), (f"{LONG} x", 1), ("A  b C", 3), (f"{LONG} y", 5), ("d e f
 @pytest.mark.parametrize("blocks", [1, 3, 7])
 def test_best_of_equal_rows_stays_and_near_ones_fall_together(blocks: int) -> None:
     assert found(ROWS, blocks=blocks) == [EXACT, KEPT, KEPT, NEAR, KEPT, EXACT, EXACT]
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 7])
+def test_equal_rows_are_found_beyond_those_compared_for_similarity(
+    monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    monkeypatch.setattr("shared.datasets.duplicates.MAX_NEAR_ROWS", 3)
+    assert found(ROWS, blocks=blocks) == [EXACT, KEPT, KEPT, NEAR, KEPT, EXACT, EXACT]
+
+
+def test_digests_are_kept_once() -> None:
+    """44 bytes a row, its rating, and what arrays reserve for the next rows."""
+    count, drawn = 2_000, np.random.default_rng(7)
+    finder = DuplicateFinder(exact=True, near=0.8, expected_rows=1_000)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for block in range(50):
+            sketches = bytearray(drawn.bytes(count * SLOTS))
+            digests = array("Q", range(block * count, (block + 1) * count))
+            finder.add(SketchedRows(sketches, digests, array("I", range(count))), bytes(count))
+        del sketches, digests
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (after - before) / finder.rows < 44 + 8
 
 
 def test_index_of_near_rows_is_gone_when_equal_rows_are_sorted() -> None:

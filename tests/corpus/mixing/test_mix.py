@@ -261,6 +261,16 @@ def test_of_equal_rows_the_best_rated_stays_then_the_first_source(tmp_path: Path
     assert mixed(tmp_path, "a.jsonl", "b.jsonl", dedup={"exact": False}).report.total_emitted == 5
 
 
+def test_mix_that_keeps_duplicates_takes_no_fingerprints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(texts: list[str], **_: Any) -> tuple[list[int], bytes]:
+        assert not texts
+        return [], b""
+
+    monkeypatch.setattr("corpus.mixing.pieces.fingerprints", refuse)
+    questions(tmp_path, "a.jsonl", 20)
+    assert mixed(tmp_path, "a.jsonl", dedup={"exact": False}).report.total_emitted == 20
+
+
 def test_near_duplicate_is_left_out_with_its_equals(tmp_path: Path) -> None:
     long = " ".join(f"w{n}" for n in range(200))
     rows = [{"prompt": long, "response": end} for end in ("first", "second", "Second")]
