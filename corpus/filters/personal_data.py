@@ -155,7 +155,7 @@ def _iban_rest(length: int) -> re.Pattern[str]:
 
 
 def _cards(text: str) -> Iterator[FoundSpan]:
-    # Few texts have so many digits with nothing else between them.
+    # Most texts have no thirteen digits with nothing else between them.
     if _LEAST_CARD not in text.encode("ascii", "replace").translate(_KINDS, b" -"):
         return
     match = _CARD.search(text)
