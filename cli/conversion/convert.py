@@ -33,7 +33,7 @@ from shared.errors import Code, InvalidRequest
 
 PROGRESS_ROWS = 1_000
 _NEVER_KEPT = frozenset(
-    {RowForm.SHAREGPT, RowForm.ANTHROPIC, RowForm.BEDROCK, RowForm.GEMINI, RowForm.TEXT, RowForm.RANKING}
+    {RowForm.SHAREGPT, RowForm.ANTHROPIC, RowForm.BEDROCK, RowForm.GEMINI, RowForm.LOG, RowForm.TEXT, RowForm.RANKING}
 )
 """Forms that Mens' reader never accepts, so that rows need not be tried with it."""
 _NOTES_OF_CHATS = frozenset({Note.SEVERAL_ANSWERS})

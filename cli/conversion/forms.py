@@ -12,6 +12,7 @@ import msgspec
 
 from cli.conversion.chat_markup import to_turns
 from cli.conversion.content_blocks import system_of_blocks, tools_of_blocks, turns_of_blocks
+from cli.conversion.logged_requests import turns_of_log
 from cli.conversion.outcomes import Dropped, DropReason, Row, RowChange, RowOutcome
 from cli.conversion.reading import EMPTY, FLAG_KEYS, Reading, Tags
 from shared.datasets.forms.flags import FLAGS, ROW_FLAGS, is_excluded
@@ -211,7 +212,8 @@ def _exchange(question: Any, answer: Any) -> list[Row]:
 
 
 def _prompt_completion(reading: Reading) -> list[Row]:
-    prompt, completion = reading.take("prompt"), reading.take("completion", "response")
+    prompt = reading.take(*QUESTIONS)
+    completion = reading.take(*(name for name in ANSWERS if name not in reading.used))
     return [*_said(prompt, "user", reading), *_said(completion, "assistant", reading)]
 
 
@@ -282,6 +284,7 @@ _READERS: dict[RowForm, Callable[[Reading], list[Row]]] = {
     RowForm.PROMPT_COMPLETION: _prompt_completion,
     RowForm.PREFERENCE: _preference,
     RowForm.KTO: _kto,
+    RowForm.LOG: turns_of_log,
     **{form: partial(turns_of_blocks, form) for form in (RowForm.ANTHROPIC, RowForm.BEDROCK, RowForm.GEMINI)},
     RowForm.TEXT: _text,
 }

@@ -71,7 +71,7 @@ class Reading:
             raise Dropped(RowCode.ROW_FIELD_TYPE)
         return value or ""
 
-    def leave_out(self, place: str, written: Row, read_keys: Collection[str | None]) -> None:
+    def leave_out(self, place: str, written: Mapping[str, Any], read_keys: Collection[str | None]) -> None:
         """Count a part's keys that are not known among the keys that are left out."""
         unused = (f"{place}.{key}" for key, value in written.items() if key not in read_keys and value not in EMPTY)
         self.outcome.unused_keys += [key for key in unused if key not in self.outcome.unused_keys]

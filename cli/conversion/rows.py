@@ -26,6 +26,8 @@ from shared.datasets.row_validation import decode_line
 from shared.datasets.rows import RowError
 
 DEFAULTS = RowOptions()
+TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+"""Types of a part with text, in OpenAI's Chat Completions and Responses."""
 
 
 def convert_row(
@@ -172,7 +174,7 @@ def _joined(parts: list[Any], options: RowOptions, outcome: RowOutcome) -> str:
             raise Dropped(DropReason.AUDIO)
         if kind == "refusal":
             texts.append(_refusal(part.get("refusal"), options, outcome))
-        elif kind == "text" and isinstance(part.get("text"), str):
+        elif kind in TEXT_PARTS and isinstance(part.get("text"), str):
             texts.append(part["text"])
         else:
             raise Dropped(DropReason.OTHER_PART)

@@ -41,6 +41,8 @@ REASONS: dict[str, str] = {
     DropReason.AUDIO: "audio cannot be trained on",
     DropReason.OTHER_PART: "a part of the content is not text",
     DropReason.NO_ANSWER: "no assistant turn",
+    DropReason.ANSWER_CUT: "the answer ended at the token limit or at a content filter",
+    DropReason.FUNCTION_WITHOUT_CALL: "a result of a tool without the call before it",
     DropReason.COLUMNS_DIFFER: "the number of cells differs from the header's",
     DropReason.REFUSAL: "a refusal; --keep-refusals trains on it as the answer",
     RowCode.ROW_EXCLUDED: "its own flag excludes it from training",
@@ -111,7 +113,7 @@ def convert(
     """Convert a file of another program into rows for training, and account for every row of it.
 
     Reads ShareGPT, Alpaca, question and answer, TRL's prompt and completion, preferences, lists of answers with scores,
-    KTO, the chats of Anthropic, Amazon Bedrock and Gemini with their tool calls, texts with chat markup, and LLaMA-Factory's
+    KTO, the chats of Anthropic, Amazon Bedrock and Gemini with their tool calls, logs of requests and responses, texts with chat markup, and LLaMA-Factory's
     data sets. File and rows are recognised by their content; a row that Mens can already read is kept byte for byte. Offline; equal input gives equal output.
 
     With --as-rated, rows are written for `mens train --method kto`, with --as-pairs for `--method dpo`; all others are dropped.

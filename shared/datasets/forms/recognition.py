@@ -30,6 +30,7 @@ class RowForm(StrEnum):
     ANTHROPIC = "anthropic"
     BEDROCK = "bedrock"
     GEMINI = "gemini"
+    LOG = "log"
     TEXT = "text"
 
 
@@ -38,13 +39,14 @@ DESCRIPTIONS: dict[RowForm, str] = {
     RowForm.SHAREGPT: "ShareGPT's form (a list of turns with `from` and `value`, or with roles like `human` and `gpt`)",
     RowForm.ALPACA: "Alpaca's form (`instruction`, `input`, `output`, and `history`)",
     RowForm.QUESTION_ANSWER: "the question and answer form",
-    RowForm.PROMPT_COMPLETION: "TRL's conversational form (`prompt` and `completion` as lists of turns)",
+    RowForm.PROMPT_COMPLETION: "TRL's conversational form (`prompt` and `completion`, or other names of a question and an answer, as turns)",
     RowForm.PREFERENCE: "the form of preferences (`chosen` and `rejected`), which are for DPO and not for supervised tuning",
     RowForm.RANKING: "the form of rankings (a question and `completions`, a list of answers with scores)",
     RowForm.KTO: "KTO's form (`prompt` and `completion`, or `messages`, with `label`)",
     RowForm.ANTHROPIC: "Anthropic's form (`messages` with blocks like `tool_use` and `tool_result`)",
     RowForm.BEDROCK: "Amazon Bedrock's Converse form (`messages` with blocks like `text` and `toolUse`, without `type`)",
     RowForm.GEMINI: "Gemini's form (`contents` with `parts`)",
+    RowForm.LOG: "the form of a log (a request with `messages`, and its response with `choices`)",
     RowForm.TEXT: "the plain form (one `text`), which has no answer to learn unless chat markup divides it into turns",
 }
 TURN_LISTS = ("conversations", "conversation", "messages", "turns", "dialog", "dialogue", "chat")
@@ -72,6 +74,9 @@ SCORE_KEYS = ("score", "fine-grained_score", "overall_score", "rating")
 """Keys of the score in a list of answers. UltraFeedback's ``overall_score`` is known to have wrong values."""
 SCORE_LISTS = ("scores", "ratings")
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+REQUESTS = ("request", "request_body", "body", "input", "inputs")
+RESPONSES = ("response", "response_body", "output", "outputs")
+"""Keys of a request and of its response in logs."""
 ANTHROPIC_BLOCKS = frozenset(("tool_use", "tool_result", "thinking", "redacted_thinking"))
 """Types of Anthropic's blocks that OpenAI's chats do not have."""
 BEDROCK_BLOCKS = frozenset(
@@ -85,6 +90,8 @@ def recognise(row: Row) -> RowForm | None:
     """Return the form of a row; None if it is unknown."""
     keys = {key.lower(): row[key] for key in row if row[key] is not None}
     contents = keys.get("contents")
+    if logged_exchange(keys):
+        return RowForm.LOG
     if {CHOSEN, REJECTED} <= keys.keys() or ("input" in keys and not keys.keys().isdisjoint(PREFERRED)):
         return RowForm.PREFERENCE
     if (
@@ -124,9 +131,7 @@ def method_of_file(path: Path) -> MethodType:
 
 def _form_of_pair(keys: Row) -> RowForm | None:
     """Return the form of a row without a list of turns; its keys are in lower case."""
-    if {"prompt", "completion"} <= keys.keys() and any(
-        isinstance(keys[name], list) for name in ("prompt", "completion")
-    ):
+    if has_pair(keys) and any(_are_turns(keys[name]) for name in (*QUESTIONS, *ANSWERS) if name in keys):
         return RowForm.PROMPT_COMPLETION
     if {"instruction", "output"} <= keys.keys():
         return RowForm.ALPACA
@@ -135,6 +140,32 @@ def _form_of_pair(keys: Row) -> RowForm | None:
     if _is_ranking(keys):
         return RowForm.RANKING
     return RowForm.TEXT if any(isinstance(keys.get(name), str) for name in ("text", "content")) else None
+
+
+def _are_turns(value: Any) -> bool:
+    """Return whether a value is a turn, or a list of turns."""
+    turns = value if isinstance(value, list) else [value]
+    return bool(turns) and all(isinstance(turn, dict) and speaker_of(turn) is not None for turn in turns)
+
+
+def logged_exchange(row: Row) -> tuple[tuple[str, Row], tuple[str, Row]] | None:
+    """Return a logged chat request and its response, each with its key in the row; None if the row does not have both."""
+    request = next(((name, body) for name in REQUESTS if "messages" in (body := _body(row.get(name)))), None)
+    response = next(((name, body) for name in RESPONSES if _has_choices(body := _body(row.get(name)))), None)
+    return (request, response) if request and response else None
+
+
+def _body(value: Any) -> Row:
+    """Return the body of a request or a response, which some logs have under ``body``."""
+    if not isinstance(value, dict):
+        return {}
+    body = value.get("body")
+    return body if isinstance(body, dict) else value
+
+
+def _has_choices(body: Row) -> bool:
+    choices = body.get("choices")
+    return isinstance(choices, list) and bool(choices) and all(isinstance(choice, dict) for choice in choices)
 
 
 def _is_ranking(keys: Row) -> bool:
