@@ -41,6 +41,7 @@ _ANTHROPIC_PARTS = {
     "thinking": "the thoughts into the turn's `reasoning_content`",
 }
 """Parts of content that OpenAI's chats have elsewhere, and where."""
+_RESPONSES_PARTS = frozenset(("input_text", "output_text"))
 _EMPTY = [msgspec.Raw(value) for value in (b"null", b'""', b"[]", b"{}")]
 """Values of a key without content, which need not be reported as unused."""
 
@@ -362,6 +363,10 @@ def _part_text(part: _Part, place: str) -> str:
         reason = f"{place} is a part of type {part.type[:40]!r}; only parts with text can be trained on"
         if part.type in _ANTHROPIC_PARTS:
             reason = f"{place} is Anthropic's `{part.type}`; write {_ANTHROPIC_PARTS[part.type]}"
+        if part.type in _RESPONSES_PARTS and part.text is not None:
+            reason = (
+                f"{place} is `{part.type}` of OpenAI's Responses; write its type as `text` (`mens data convert` does)"
+            )
         raise RowError(RowCode.ROW_PART_UNSUPPORTED, reason, place)
     if part.text and part.refusal:
         raise _conflict(place, "it has content and a refusal")

@@ -115,6 +115,7 @@ READABLE: list[tuple[RowForm, dict[str, Any], Turns]] = [
     (RowForm.BEDROCK, {"messages": BEDROCK_CALLS, "toolConfig": {"tools": [{"toolSpec": {"name": "weather", "description": "Weather", "inputSchema": {"json": WEATHER}}}]}}, CALLED),
     (RowForm.BEDROCK, {"messages": [{"role": "user", "content": [{"text": "Hi"}, {"cachePoint": {"type": "default"}}]}, {"role": "assistant", "content": [{"reasoningContent": {"reasoningText": {"text": "A greeting."}}}, {"text": "Hello"}]}]}, [HI[0], {"role": "assistant", "content": "Hello", "reasoning_content": "A greeting."}]),
     (RowForm.PROMPT_COMPLETION, {"input": [HI[0]], "output": HI[1]}, HI),
+    (RowForm.PROMPT_COMPLETION, {"input": [HI[0]], "output": [{"role": "assistant", "content": [{"type": "output_text", "text": "Hello"}]}]}, HI),
     (RowForm.PROMPT_COMPLETION, {"prompt": [HI[0]], "response": "Hello"}, HI),
     (RowForm.LOG, {"request": {"model": "m", "messages": [HI[0]]}, "response": {"id": "x", "choices": [{"index": 0, "message": HI[1] | {"refusal": None, "annotations": []}, "finish_reason": "stop"}]}}, HI),
     (RowForm.LOG, {"custom_id": "1", "body": {"messages": CALLED[:3], "tools": [TOOL]}, "response": {"status_code": 200, "body": {"choices": [{"message": CALLED[3]}]}}}, CALLED),

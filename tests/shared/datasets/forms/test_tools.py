@@ -232,3 +232,11 @@ def test_part_of_anthropic_is_refused_with_its_form_and_the_way_out(part: dict[s
     assert (error.code, error.field) == (RowCode.ROW_PART_UNSUPPORTED, "messages[0].content[0]")
     assert f"is Anthropic's `{part['type']}`; write" in error.reason
     assert way in error.reason
+
+
+def test_part_of_openais_responses_is_refused_with_the_way_out() -> None:
+    report = DatasetReport()
+    assert not list(read_rows([chat(USER, {**ANSWER, "content": [{"type": "output_text", "text": "Hi"}]})], report))
+    [error] = report.errors
+    assert (error.code, error.field) == (RowCode.ROW_PART_UNSUPPORTED, "messages[1].content[0]")
+    assert error.reason.endswith("write its type as `text` (`mens data convert` does)")
