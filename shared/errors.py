@@ -403,7 +403,7 @@ class MensError(Exception):
 
 
 def _encodable(text: str) -> str:
-    """Return a string that UTF-8 can encode: a foreign name in a message may have half of a surrogate pair."""
+    """Return a string that UTF-8 can encode: a caller's name in a message may contain half of a surrogate pair."""
     return text.encode(errors="replace").decode()
 
 

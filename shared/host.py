@@ -50,7 +50,7 @@ def exit_with_parent(parent: int | None = None, signal_number: signal.Signals = 
         signal_number: the signal.
     """
     if parent is None:
-        # The parent that multiprocessing remembers: the present parent may already be another one.
+        # The parent that multiprocessing recorded: if that one has died, the process already has another parent.
         parent = getattr(multiprocessing.parent_process(), "pid", None)
     if parent is None or not sys.platform.startswith("linux"):
         return
@@ -137,7 +137,7 @@ def storage_full() -> Unavailable:
 
 
 def storage_unavailable(reason: str) -> Unavailable:
-    """Return the error of a disk that cannot be used, for the system's reason, e.g. ``Read-only file system``."""
+    """Return the error of a disk that cannot be used; ``reason`` is the system's, e.g. ``Read-only file system``."""
     return Unavailable(
         Code.STORAGE_UNAVAILABLE,
         f"The storage cannot be used: {reason}.",
@@ -146,16 +146,17 @@ def storage_unavailable(reason: str) -> Unavailable:
 
 
 def _system_error(error: BaseException) -> int:
-    """Return the system's number of an error; 0 if it has none."""
+    """Return the operating system's number of an error; 0 if it has none."""
     if isinstance(error, OSError):
         return error.errno or 0
-    # Libraries written in Rust (safetensors) raise their own errors, which name the system's only in their message.
+    # Libraries written in Rust (safetensors) raise their own errors, which have the system's number only in their
+    # message.
     match = re.search(r"\(os error (\d+)\)", str(error))
     return int(match[1]) if match else 0
 
 
 def measure_folder(folder: Path) -> tuple[int, datetime]:
-    """Return the bytes of all files below a folder, and their last write; 0 and 1970 without any file."""
+    """Return the total bytes of all files below a folder, and the time of the last write; 0 and 1970 without files."""
     size, newest = 0, 0.0
     for path, _, names in os.walk(folder):
         for name in names:
@@ -200,7 +201,7 @@ def allowed_cores(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgrou
         with suppress(OSError, ValueError):
             if names is _UNIFIED:
                 quota, period = (folder / "cpu.max").read_text().split()
-                # "max" without a limit, which is not a number.
+                # Without a limit, the file contains "max", which is not a number.
                 shares.append(int(quota) / int(period))
     return max(1, int(min(shares)))
 
@@ -215,7 +216,7 @@ def _group_limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
     for folder, (limit_name, use_name, reclaimable) in _group_folders(proc, groups):
         try:
             limit = (folder / limit_name).read_text().strip()
-            # "max" without a limit.
+            # Without a limit, the file contains "max".
             if limit.isdigit():
                 yield int(limit), _group_use(folder, use_name, reclaimable)
         except OSError:

@@ -1,7 +1,7 @@
 """Outgoing HTTP requests: the client for servers that get a key, and the rule by which requests are sent again.
 
-Not for requests to replicas on a chat's path (`api/inference/replicas/client.py`) and webhooks (`worker/webhooks/`),
-which have their own clients and retries, nor for the hub, whose client retries on its own.
+Three kinds of requests do not use it: chat requests to replicas (`api/inference/replicas/client.py`) and webhooks
+(`worker/webhooks/`) have their own clients and retries, and the hub's client retries on its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def keyed_client(
     connections: int = 100,
     tls: ssl.SSLContext | None = None,
 ) -> httpx.Client:
-    """Return a client without the environment's proxies and password files, which must not get or replace the key.
+    """Return a client that ignores the environment's proxies and password files: they must not receive or replace the
+    key.
 
     Args:
         key: sent as a bearer token; empty: none.
@@ -50,14 +51,15 @@ def keyed_client(
 
 
 def authorities(bundle: str) -> ssl.SSLContext | None:
-    """Return how a server's certificate is checked against private certificate authorities; None: public ones count.
+    """Return the context that checks a server's certificate against private certificate authorities; None if there are
+    only the public ones.
 
     Args:
         bundle: a file of certificates in PEM form, or its text; empty: none.
 
     Raises:
         OSError: the file cannot be read, or has no certificate.
-        ValueError: the text has none, or the path a NUL character.
+        ValueError: the text has no certificate, or the path has a NUL character.
     """
     bundle = bundle.strip()
     if not bundle:
@@ -101,7 +103,7 @@ def _sleep(seconds: float, _outcome: Outcome) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """The number of attempts at a request, and the waits in between: as the server says, otherwise 1, 2, 4 … seconds.
+    """Repeats requests after temporary failures. It waits as long as the server says, otherwise 1, 2, 4 … seconds.
 
     Attributes:
         attempts: number of failures after which the last outcome is returned.

@@ -1,5 +1,4 @@
-"""Progress of a job: one of a closed set of values, by kind of work. A job that has not begun such work has no
-progress.
+"""Progress of a job: one class of values for each kind of work. A job that has not begun such work has no progress.
 
 In the database, these fields are stored together with the job's reservations in the storage, which are not progress:
 :func:`shown_progress` leaves them out for readers of the job.
@@ -13,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 RESERVATIONS = frozenset({"storing", "stored_checkpoints"})
-"""Keys of contents that the job keeps from deletion (`shared/database/deletions.py`,
+"""Fields that name stored contents which the job protects from deletion (`shared/database/deletions.py`,
 `shared/retention/checkpoints.py`).
 """
 
@@ -35,7 +34,7 @@ class ProgressPart(BaseModel):
 
 
 class TrainingProgress(ProgressPart):
-    """Steps of a trainer; values that are not finite, and not yet known ones, are null."""
+    """Steps of a trainer; a value that is not finite or not yet known is null."""
 
     kind: Literal["training"] = "training"
     step: int
@@ -117,7 +116,9 @@ _FIELD_OF_KIND = {"items_done": "evaluating", "step": "training", "fraction": "m
 
 
 def read_progress(stored: Mapping[str, Any]) -> JobProgress | None:
-    """Read the progress in a job's row or an API's answer; None without any, or for a later release's kind."""
+    """Read the progress in a job's row or an API's answer; None if it has none, or one of a kind that a later release
+    added.
+    """
     kind = stored.get("kind") or next((kind for field, kind in _FIELD_OF_KIND.items() if field in stored), None)
     try:
         return _KINDS.validate_python({**stored, "kind": kind}) if kind else None

@@ -55,12 +55,12 @@ class Curve(NamedTuple):
 
 
 def storable(value: float | None) -> float:
-    """Return a value as a chunk has it; None, and what float32 cannot hold, are not finite."""
+    """Return a value as a chunk stores it: :data:`NOT_FINITE` for None and for a value that float32 cannot hold."""
     return value if value is not None and abs(value) <= LARGEST else NOT_FINITE  # false for NaN too
 
 
 def unpack(values: bytes) -> array[float]:
-    """Return the values of a chunk's steps. As an array, which takes a third of the time of single numbers."""
+    """Return the values of a chunk's steps, as an array, which takes a third of the time of single numbers."""
     steps = array("f", values)
     if sys.byteorder == "big":
         steps.byteswap()

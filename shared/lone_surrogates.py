@@ -30,5 +30,5 @@ def has_lone_surrogate(text: bytes) -> bool:
             return False
     if not _SURROGATE.search(text):
         return False
-    # An escaped backslash begins no other escape.
+    # An escaped backslash does not begin another escape.
     return bool(_LONE.search(text.replace(rb"\\", b"/")))

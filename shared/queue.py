@@ -1,7 +1,7 @@
 """The job queue: Celery messages that carry a job id and nothing else.
 
-The database row is the truth. The control worker enqueues a lost message again, and a duplicate finds the job already
-claimed. So messages are acknowledged on receipt, and no broker setting can run a job twice.
+The database row is the source of truth. The control worker enqueues a lost message again, and a duplicate finds the job
+already claimed. So messages are acknowledged on receipt, and no broker setting can run a job twice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MalformedEntry(ValueError):
 
 
 class CheckedMessage(virtual.Message):
-    """A message whose envelope is checked: kombu trusts the entries of a queue."""
+    """A message whose envelope is checked, because kombu does not check the entries of a queue."""
 
     def __init__(self, payload: Any, channel: Any = None, **more: Any) -> None:
         try:

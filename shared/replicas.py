@@ -44,11 +44,13 @@ class Fit(IntEnum):
     """Fit of a replica's weights for an adapter; higher is better."""
 
     NONE = 0
-    """The twin, for an adapter of the unquantised base, which was not trained on it."""
+    """The replica has the twin, but the adapter was trained on the unquantised base."""
     SHIFTED = 1
-    """The original, or a twin of another quantisation, for an adapter trained over NF4: served with a base shift."""
+    """The adapter was trained over NF4, but the replica has the original, or a twin of another quantisation: it is
+    served with a base shift.
+    """
     EXACT = 2
-    """The weights that its training computed with, or unknown ones."""
+    """The replica has the weights that the adapter's training computed with, or these are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,11 @@ class ReplicaCapabilities(BaseModel):
 
     Attributes:
         base: name of the served base.
-        base_digest: digest of the base whose adapters belong here; None when the replica was started without one.
+        base_digest: digest of the base whose adapters it serves; None when the replica was started without one.
         served_digest: digest of the weights it serves; it differs from ``base_digest`` on a dequantised twin.
         twin_of: name of its original, if it is a dequantised twin.
-        double_quant: double quantisation of the NF4 whose values a twin holds; None: it is not a twin, or of an earlier release.
+        double_quant: whether the NF4 whose values a twin contains was double-quantised; None: not a twin, or an earlier
+            release.
         dtype: dtype that vLLM computes in, e.g. ``float32``; None when it is not reported.
         max_lora_rank: largest rank that it loads.
         max_model_len: longest context in tokens that its settings require; None: the model's own, or what fits.
@@ -157,7 +160,7 @@ class UnloadProgress(BaseModel):
 
 
 def discover(urls: Sequence[str], dns: str = "") -> list[str]:
-    """Base URLs of every replica, each once: the static ones as given, then one for every address of the name.
+    """Return the base URL of every replica once: the static ones as given, then one for every address of the name.
 
     Blocks for as long as the resolver takes.
 

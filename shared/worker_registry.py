@@ -36,12 +36,12 @@ class WorkerMachine(BaseModel):
         host_bytes: main memory that it may use.
         cores: number of CPU cores that it may use.
         sandbox: a sentence on the sandbox for graders' code, or on why it has no sandbox.
-        fault: reason for which the worker takes no job now, e.g. a full disk, with the worker's name: a sentence.
+        fault: a sentence with the worker's name that says why it takes no job now, e.g. a full disk.
         fault_code: error code of the fault.
         release: version of the worker.
         disk_bytes: size of the disk of its run folders.
         disk_free_bytes: free bytes of that disk.
-        gpu_fault: reason for which a GPU that the driver shows is not used, and what to do about it: sentences.
+        gpu_fault: sentences that say why a GPU that the driver shows is not used, and what to do about it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -61,7 +61,7 @@ class WorkerMachine(BaseModel):
     disk_free_bytes: int | None = None
 
     def for_tenants(self) -> WorkerMachine:
-        """Return the facts for which jobs are planned, without those that only operators may know: worker names,
+        """Return the facts that planning a job needs, without those that only operators may know: worker names,
         releases and disks.
         """
         return self.model_copy(update=dict.fromkeys(("fault", "release", "disk_bytes", "disk_free_bytes")))

@@ -1,4 +1,4 @@
-"""Stored artifacts: blobs under their digest, adapter and model folders under their manifest's.
+"""Stored artifacts: blobs named by their digest, and folders of adapters and models named by their manifest's digest.
 
 Start with `storage.py`, the interface. Imports `shared.contract` and below; no SQL.
 """

@@ -22,7 +22,9 @@ from shared.errors import NotFound
 from shared.settings import Settings
 
 BESIDE = (PROBES_NAME, FIDELITY_NAME, MODEL_SIGNATURE_NAME)
-"""Files that may be next to a merged model's own: probes of its replicas, its measured fidelity, its signature."""
+"""Files that a merged model's folder may have in addition to the model's own: probes of its replicas, its measured
+fidelity, its signature.
+"""
 
 
 def is_elsewhere(entry: BaseModelEntry, catalog_path: Path) -> bool:
@@ -36,7 +38,7 @@ def is_elsewhere(entry: BaseModelEntry, catalog_path: Path) -> bool:
 
 
 def fetched_folder(entry: BaseModelEntry, home: Path) -> Path:
-    """Return the path of this machine's copy of a merged model, once fetched."""
+    """Return the path of this machine's copy of a merged model, which may not have been fetched yet."""
     assert entry.merged_from is not None
     return home / "bases" / entry.merged_from.digest
 

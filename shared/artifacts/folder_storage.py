@@ -6,7 +6,7 @@
     checkpoints/<digest>/…         a checkpoint to resume from; checkpoint_manifest.json is written last
     incoming/                      files that are being written, and the trash
 
-Everything is written to a temporary name, flushed, and renamed, so a file of that name is either complete or absent.
+Every file is written under a temporary name, flushed and renamed, so a file under its final name is always complete.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FolderBlobWriter(TemporaryBlob):
 
 
 class FolderStorage(Storage):
-    """Storage below one folder; it hands out its own files, without a copy, as local files."""
+    """Storage below one folder; :meth:`local_file` yields the stored file itself, not a copy."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

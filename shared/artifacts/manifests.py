@@ -53,9 +53,9 @@ UNSERVABLE_FEATURES = (
 )
 """PEFT options that vLLM refuses or, worse, accepts and ignores."""
 MAX_SHOWN = 200
-"""Characters of an option's value in a refusal."""
+"""Largest number of characters of an option's value that a refusal quotes."""
 MAX_CONFIG_BYTES = 1 << 20
-"""Size limit of PEFT's config, which has about 1 kB, and more only if it names every layer."""
+"""Size limit of PEFT's config. It usually has about 1 kB, and more only if it names every layer."""
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """A plain file name: no separator and no leading dot, so that a file stays in its own folder."""
 TrainedDtype = Literal["float32", "bfloat16"]
@@ -143,8 +143,8 @@ class AdapterManifest(BaseModel):
     def _names_agree(self) -> AdapterManifest:
         if sorted(self.layer_order) != sorted(self.base_key_map):
             raise ValueError("layer_order and base_key_map name different layers, or name a layer twice")
-        # PEFT or vLLM would load any other file of the folder (a tokenizer, more weights) too, which was never trained
-        # here.
+        # PEFT or vLLM would also load other files of the folder (a tokenizer, more weights), which this training did
+        # not write.
         if {WEIGHTS_NAME, CONFIG_NAME} != self.files.keys():
             raise ValueError(f"files must name {WEIGHTS_NAME} and {CONFIG_NAME}, and no other")
         return self
@@ -181,9 +181,9 @@ def parse_manifest(raw: bytes, expected_digest: str) -> AdapterManifest:
         manifest = AdapterManifest.model_validate_json(raw)
     except ValidationError as error:
         first = error.errors()[0]
-        raise _broken(".".join(str(part) for part in first["loc"]) or "its top", first["msg"]) from None
+        raise _broken(".".join(str(part) for part in first["loc"]) or "the top level", first["msg"]) from None
     if manifest.to_bytes() != raw:
-        raise _broken("its top", "it is not canonical JSON, so its digest would not be its name")
+        raise _broken("the top level", "it is not canonical JSON, so its digest would not be its name")
     return manifest
 
 
@@ -208,7 +208,7 @@ def verify_adapter(folder: Path, manifest: AdapterManifest, base_tensors: dict[s
     """
     for name, expected in manifest.files.items():
         path = folder / name
-        # A link could lead elsewhere after this check.
+        # A link could point to another file after this check.
         if path.is_symlink() or not path.is_file() or digest_file(path) != expected:
             raise _mismatch(name)
     tensors = read_tensors(folder / WEIGHTS_NAME)
@@ -265,7 +265,7 @@ def _verify_tensors(
 
 def _verify_config(path: Path, manifest: AdapterManifest) -> None:
     try:
-        # A longer file is cut, so that it is invalid JSON and costs nothing.
+        # A longer file is truncated, so that it is invalid JSON and takes little memory.
         with path.open("rb") as file:
             config = json.loads(file.read(MAX_CONFIG_BYTES))
     except (ValueError, RecursionError):

@@ -1,8 +1,9 @@
-"""Merge fidelity: how far a merged model is from base + adapter, which is what its adapter's certificates were measured
-on.
+"""Merge fidelity: how much a merged model differs from base + adapter, on which its adapter's certificates were
+measured.
 
-The numbers come out of forward passes, whose last bits depend on processor and thread count. A merged model's name must
-not (decision 0021), so they are not in its manifest: they are a separate file, which names the manifest's digest.
+The numbers are results of forward passes, whose last bits depend on the processor and the number of threads. A merged
+model's name must not depend on these (decision 0021), so the numbers are not in its manifest but in a separate file,
+which names the manifest's digest.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from shared.contract.choices import BaseWeights
 FIDELITY_NAME = "merge_fidelity.json"
 PROBES_NAME = "merge_probes.json"
 SHIFT_SHARE = 0.1
-"""Share of the adapter's effect from which on a divergence from training causes a warning."""
+"""A divergence from training that is at least this share of the adapter's effect causes a warning."""
 
 
 class Divergence(BaseModel):

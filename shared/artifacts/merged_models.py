@@ -44,7 +44,7 @@ def verify_merged_folder(folder: Path, manifest: ModelManifest) -> MergeFidelity
     refuse_unknown_files(folder)
     for name in sorted({path.name for path in model_files(folder)} | manifest.files.keys()):
         path = folder / name
-        # A link could lead elsewhere after this check.
+        # A link could point to another file after this check.
         if path.is_symlink() or not path.is_file() or digest_file(path) != manifest.files.get(name):
             raise changed_file(name)
     fidelity = None

@@ -1,4 +1,4 @@
-"""The original's adapter layout: sidecar of version 2, manifest of version 3, tensor names, and their meaning for PEFT.
+"""The original's adapter layout: sidecar of version 2, manifest of version 3, tensor names, and how they map to PEFT's.
 
 The original stores ``candle_qlora_adapter.safetensors`` with tensors ``{logical}.lora_a`` [rank, in] and
 ``{logical}.lora_b`` [out, rank] in float32; its last trainer wrote ``….lora_a.weight``. Logical names are ``mid0…`` and
@@ -69,9 +69,9 @@ class Sidecar(BaseModel):
     alpha: int = Field(ge=1, le=MAX_ALPHA)
     base_model: str | None = None
     base_digests: dict[Name, Name] | None = Field(
-        None, description="Ours: file → SHA-256 of the base it was trained on."
+        None, description="Added by Mens: file → SHA-256 of the base it was trained on."
     )
-    tensor_digest: Name | None = Field(None, description="Ours: SHA-256 of the weights' file.")
+    tensor_digest: Name | None = Field(None, description="Added by Mens: SHA-256 of the weights' file.")
 
     @model_validator(mode="after")
     def _layers_once(self) -> Sidecar:
@@ -114,16 +114,16 @@ def parse_sidecar(raw: bytes) -> SidecarV2 | SidecarV3:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise _format("its top", "it is not a JSON object")
+        raise _format("the top level", "it is not a JSON object")
     version = content.get("version")
     kind = SidecarV2 if version == 2 else SidecarV3 if version == 3 else None
     if kind is None:
-        raise _format("version", f"it is {version!r} of the format {content.get('format')!r}")
+        raise _format("version", f"it is {version!r} with the format {content.get('format')!r}")
     try:
         sidecar: SidecarV2 | SidecarV3 = kind.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        raise _format(".".join(map(str, first["loc"])) or "its top", first["msg"]) from None
+        raise _format(".".join(map(str, first["loc"])) or "the top level", first["msg"]) from None
     return sidecar
 
 

@@ -233,7 +233,7 @@ def _names_of_layers(base: TargetBase) -> dict[str, str]:
 
 
 def load_float32(path: Path, stored: Tensors) -> dict[str, Any]:
-    """Load a file's tensors as float32 arrays, with unchanged values; their types were checked."""
+    """Load a file's tensors as float32 arrays with unchanged values; the caller has checked their types."""
     import numpy as np  # missing where only the control plane is installed
 
     values = {}
@@ -280,7 +280,7 @@ def _size(module: str, a: Any, b: Any, matcher: ModuleMatcher) -> tuple[int, flo
 
 
 def _scaled(a: Any, b: Any, scale: float, rank: int) -> tuple[Any, Any]:
-    """Convert the pair to a scale of one, padded with zeros to a rank: the product stays the same."""
+    """Multiply B by the scale, and pad both factors with zeros to the rank; the scaled product stays the same."""
     import numpy as np
 
     missing = rank - a.shape[0]

@@ -1,8 +1,8 @@
-"""``adapter_config.json`` of a PEFT folder from elsewhere: TRL, Unsloth and axolotl let PEFT write it, and torchtune
-writes the same format.
+"""``adapter_config.json`` in a PEFT folder that another program wrote: TRL, Unsloth and axolotl let PEFT write it, and
+torchtune writes the same format.
 
 The set of options is closed: an option that changes what the adapter computes is converted (`peft_import.py`) or
-refused. Unknown options are refused too. Options that only decided how it was trained are ignored.
+refused. Unknown options are refused too. Options that only affected the training are ignored.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class PeftOptions(BaseModel):
 
 
 class ModuleMatcher:
-    """Options of each module, by PEFT's rules, whose patterns are regular expressions."""
+    """Finds the options of each module by PEFT's rules, whose patterns are regular expressions."""
 
     def __init__(self, options: PeftOptions) -> None:
         self._options = options
@@ -117,7 +117,9 @@ class ModuleMatcher:
         return options.r if rank is None else int(rank), options.lora_alpha if alpha is None else alpha
 
     def _covers(self, names: str | list[str], module: str, param: str) -> bool:
-        """Return whether an expression or a list of names covers a module: by its whole name or its last parts."""
+        """Return whether an expression or a list of names matches a module: its whole name, or for a list also its last
+        parts.
+        """
         if isinstance(names, str):
             return self._matches(names, module, param) is not None
         return any(module == name or module.endswith(f".{name}") for name in names)
@@ -163,9 +165,9 @@ def parse_peft_options(raw: bytes) -> PeftOptions:
     except ValidationError as error:
         first = error.errors()[0]
         reason = first["msg"].removeprefix("Value error, ")
-        raise _format(".".join(map(str, first["loc"])) or "its top", reason) from None
+        raise _format(".".join(map(str, first["loc"])) or "the top level", reason) from None
     except (ValueError, RecursionError):
-        raise _format("its top", "it is not a JSON object, or is longer than 1 MB") from None
+        raise _format("the top level", "it is not a JSON object, or is longer than 1 MB") from None
 
 
 def _format(where: str, reason: str) -> ArtifactInvalid:

@@ -34,7 +34,7 @@ MAX_MANIFEST_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class ArtifactSize:
-    """Size of an artifact and its last write, with or without a manifest."""
+    """Size and last write of an artifact, which may lack its manifest."""
 
     bytes: int
     written_at: datetime
@@ -66,7 +66,7 @@ class BlobWriter(Protocol):
         ...
 
     def commit(self) -> str:
-        """Make the blob visible, and durable without an earlier :meth:`finish`; return its SHA-256.
+        """Make the blob visible, and durable if :meth:`finish` was not called; return its SHA-256.
 
         Raises:
             Unavailable: ``STORAGE_FULL``.
@@ -83,8 +83,8 @@ class BlobWriter(Protocol):
 class Storage(Protocol):
     """Blobs and artifacts. Safe to use from many threads and processes.
 
-    Where it is not a local disk, every verb can also raise ``Unavailable``: ``STORAGE_UNAVAILABLE``, ``STORAGE_DENIED``
-    or ``STORAGE_BUCKET_NOT_FOUND``.
+    Unless the storage is a local disk, every method can also raise ``Unavailable``: ``STORAGE_UNAVAILABLE``,
+    ``STORAGE_DENIED`` or ``STORAGE_BUCKET_NOT_FOUND``.
     """
 
     def writer(self) -> BlobWriter:
@@ -163,7 +163,8 @@ class Storage(Protocol):
         ...
 
     def manifest_bytes(self, kind: ArtifactKind, digest: str, manifest: str) -> bytes:
-        """Read the artifact's manifest. Beyond ``MAX_MANIFEST_BYTES`` it is cut, so that its digest cannot match.
+        """Read the artifact's manifest. One longer than ``MAX_MANIFEST_BYTES`` is truncated, so that its digest cannot
+        match.
 
         Raises:
             NotFound: ``STORAGE_OBJECT_MISSING``: never stored, not completely stored, or unpublished.
@@ -187,7 +188,9 @@ class Storage(Protocol):
         ...
 
     def measure(self, kind: ArtifactKind, digest: str) -> ArtifactSize | None:
-        """Return size and age of an artifact, with or without its manifest; None if it is not stored at all."""
+        """Return the size and last write of an artifact, with or without its manifest; None if none of its files is
+        stored.
+        """
         ...
 
     def unpublish(self, kind: ArtifactKind, digest: str, manifest: str) -> None:
@@ -202,7 +205,9 @@ class Storage(Protocol):
         ...
 
     def purge_trash(self) -> None:
-        """Free the bytes of everything in the trash, and of files that a killed process was writing a day ago."""
+        """Free the bytes of everything in the trash, and of unfinished files that a killed process left a day ago or
+        earlier.
+        """
         ...
 
 

@@ -74,7 +74,7 @@ def verify_products(pairs: Iterable[tuple[str, str]], magnitudes: Mapping[str, f
 
     Args:
         pairs: the names of A and B, layer by layer.
-        magnitudes: the largest in each tensor.
+        magnitudes: the largest magnitude in each tensor.
         alpha: the scale times the rank.
 
     Raises:

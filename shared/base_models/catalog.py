@@ -51,8 +51,8 @@ UNUSED_FILES = (
     "video_preprocessor_config.json",
 )
 """Other files that a folder may have, because nothing here opens them: pickle, code, licences, files of hubs and of
-git, records of a merged model, scaling of pictures. Any other file may be one that transformers or vLLM would use: a
-further template, tokenizer or config.
+git, records of a merged model, scaling of pictures. All files outside both lists are refused, because transformers or
+vLLM might use them: a further template, tokenizer or config.
 """
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -77,7 +77,7 @@ class HubSource(ModelValue):
 
 
 class TwinOf(ModelValue):
-    """The base that a dequantised twin was made of: the twin contains the weights that training on that base computes
+    """The base that a dequantised twin was made from. The twin contains the weights that training on that base computes
     with.
     """
 
@@ -202,7 +202,7 @@ def load_catalog(path: Path) -> Catalog:
         return Catalog()
     except ValidationError as error:
         fault = error.errors()[0]
-        # A file that is not JSON has no place of its own: the message has line and column.
+        # For a file that is not JSON, the parser's message already contains line and column.
         where = ".".join(str(part) for part in fault["loc"])
         place = f" at {where}" if where else ""
         raise InvalidRequest(

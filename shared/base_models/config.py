@@ -237,7 +237,9 @@ def _layer_types(family: Family, raw: Mapping[str, Any], layers: int) -> tuple[s
 
 
 def _sliding_window(spec: FamilySpec, numbers: ConfigNumbers, raw: Mapping[str, Any], layers: int) -> int | None:
-    """Return the window if every layer has it; otherwise some layers need the cache of the whole sequence."""
+    """Return the window if every layer has it; otherwise None, because some layers need the cache of the whole
+    sequence.
+    """
     window = (
         numbers.optional("sliding_window") if spec.sliding_window is not None and raw.get("sliding_window") else None
     )

@@ -92,23 +92,24 @@ class FamilySpec:
         attention_bias, mlp_bias: whether linear layers have biases, where the family's code fixes it; None: the config
             says so under the same key.
         sliding_window: whether ``sliding_window`` applies unless ``use_sliding_window`` says otherwise; None: the
-            family's code knows no windows.
+            family's code does not support windows.
         composite: whether the config may be a vision-language one, whose language part is in ``text_config``.
         namespace: prefix of the blocks' names in the text-only class, which is the one that is trained.
         stored_namespaces: possible prefixes in the weight files, most likely first.
         block: name that numbers the blocks: ``layers`` or ``h``.
         embedding: the embedding matrix, relative to the namespace.
-        outer: tensors outside the blocks but for the head.
+        outer: tensors outside the blocks, except the head.
         mixers: kinds of attention. A family with ``LINEAR`` among them is hybrid.
         mlp: linear layers of a block outside its attention.
         norms: the block's norms.
-        transposed: linear layers are stored (in, out), as GPT-2's Conv1D does it.
+        transposed: whether linear layers are stored (in, out), as in GPT-2's Conv1D.
         lora: whether vLLM's class of the family supports adapters.
         lora_head: whether that class lists an untied ``lm_head`` among the modules that an adapter may change.
-        activations: as transformers and PEFT compute, by bytes of an element in compute dtype.
-        fused_activations: as the trainer computes rows that share a sequence
-            (`worker/training/model/fused_functions.py`), in 2 bytes by Triton's kernels.
-        without_kernels: the same in 2 bytes on a GPU on which these kernels do not run.
+        activations: activations as transformers and PEFT save them, by the size in bytes of an element in the compute
+            dtype.
+        fused_activations: activations that the trainer saves for rows that share a sequence, computed in 2 bytes with
+            Triton's kernels (`worker/training/model/fused_functions.py`).
+        without_kernels: the same, on a GPU on which these kernels do not run.
         tiny_base: config keys of the tiny base that `worker/pretrain.py` makes of this family; None: it makes none.
     """
 

@@ -77,8 +77,9 @@ def read_gguf_header(path: Path) -> GgufHeader:
     """Read the header of a GGUF file.
 
     Raises:
-        ArtifactInvalid: ``GGUF_INVALID``: not GGUF, damaged, cut, or over a limit of this module; ``GGUF_UNSUPPORTED``:
-            one of several files of a model, or weights in blocks of an unknown type.
+        ArtifactInvalid: ``GGUF_INVALID``: the file is not GGUF, is damaged or truncated, or exceeds a limit of this
+            module; ``GGUF_UNSUPPORTED``: it is one of several files of a model, or has weights in blocks of an unknown
+            type.
     """
     with path.open("rb") as file:
         size = file.seek(0, 2)

@@ -1,7 +1,7 @@
-"""Locates and downloads base models: local folders, and hub repositories pinned to a commit.
+"""Locate and download base models: local folders, and hub repositories pinned to a commit.
 
-Hub downloads are pinned to a commit, take the model files of `shared/base_models/catalog.py` only (safetensors, never
-pickle, never code) and land in the hub client's own cache, so every tier on a machine shares one copy.
+Only the model files that `shared/base_models/catalog.py` lists are downloaded (safetensors, never pickle, never code).
+They are kept in the hub client's own cache, so every tier on a machine shares one copy.
 """
 
 from __future__ import annotations

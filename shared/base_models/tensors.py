@@ -29,7 +29,7 @@ def detect_namespace(config: ModelConfig, names: Iterable[str]) -> str:
     """Return the namespace that the tensors really use: text-only weights under a composite config are common, and
     valid.
 
-    The default when none of the family's namespaces occurs.
+    Returns the default when none of the family's namespaces occurs.
     """
     # The default first: if tensors of several namespaces occur, the class that transformers builds decides.
     default, names = default_namespace(config), list(names)
@@ -85,8 +85,8 @@ def linear_layers(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def lora_modules(config: ModelConfig, target_modules: Sequence[str] | None = None) -> dict[str, tuple[int, int]]:
-    """Return the linear layers that get a LoRA pair: all, or those that PEFT matches with the names (equal, or last
-    parts).
+    """Return the linear layers that get a LoRA pair: all, or those that PEFT matches with the names: a name matches a
+    module's whole name or its last parts.
     """
     layers = linear_layers(config)
     if target_modules is None:

@@ -16,8 +16,8 @@ from shared.lone_surrogates import has_lone_surrogate
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 MAX_HEADER_BYTES = 4 << 20
-"""Largest size of a header in bytes. A tensor takes about 120, so this is enough for 30,000 tensors; with safetensors'
-own limit of 100 MB, refusing a file could take a minute and gigabytes.
+"""Largest size of a header in bytes. A tensor takes about 120 bytes, so this is enough for 30,000 tensors; with
+safetensors' own limit of 100 MB, refusing a file could take a minute and gigabytes of memory.
 """
 MAX_DIMENSIONS = 64
 """Largest number of dimensions of a tensor, as in NumPy; a weight of a model has at most five."""
@@ -108,7 +108,7 @@ def find_shards(folder: Path) -> dict[str, list[str] | None]:
 
 
 def pickled_files(folder: Path) -> list[str]:
-    """Return the files of a folder that may be pickle: never opened."""
+    """Return the files of a folder that may be pickle, without opening them."""
     return sorted(path.name for path in folder.iterdir() if path.suffix.lower() in PICKLE_SUFFIXES)
 
 
@@ -138,11 +138,11 @@ def read_shards(folder: Path, shards: dict[str, list[str] | None]) -> Tensors:
 
 def _parse_header(path: Path, raw: bytes) -> Header:
     try:
-        # Decoded here, because json takes UTF-16 and a byte-order mark too.
+        # Decoded here, because json would also accept UTF-16 and a byte-order mark.
         header = json.loads(raw.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise _invalid(path, f"the header is not JSON ({error})") from None
-    # Some writers have this for "no metadata", which the format's own reader accepts.
+    # Some writers use this to mean "no metadata", and the format's own reader accepts it.
     if isinstance(header, dict) and header.get("__metadata__", {}) is None:
         del header["__metadata__"]
     if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):

@@ -28,7 +28,7 @@ OPEN_FILES = 64
 def main() -> None:
     """Answer requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    # A checker's own output is not an answer.
+    # Output that a checker prints must not be read as an answer.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     limits.end_first()
     limits.limit(resource.RLIMIT_AS, MEMORY_BYTES)
@@ -70,7 +70,7 @@ def _answer(checkers: dict[str, Checker], language: str, text: str, wants_units:
 
 def _divided(finder: UnitFinder, text: str) -> dict[str, Any]:
     # A syntax tree has hundreds of thousands of nodes and no cycles: its last reference frees it. The garbage collector
-    # would walk through it again and again while it grows, a third of the time of parsing, and find nothing.
+    # would scan it repeatedly while it grows, which takes a third of the time of parsing, and free nothing.
     gc.disable()
     try:
         return _wire_units(finder.units(text))

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class ContainedCheckers:
     """The checkers of all languages, in one child process that starts at the first check. Thread-safe.
 
-    A context manager, whose end ends the child.
+    A context manager; leaving it ends the child.
 
     Args:
         seconds: time limit of one check.

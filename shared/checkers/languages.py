@@ -64,7 +64,7 @@ def load_checker(language: str) -> Checker:
 
 
 def construct_kinds(language: str) -> frozenset[str]:
-    """Return all kinds of construct that the checker of a language tells apart; empty if it does not list them.
+    """Return all kinds of construct that the checker of a language distinguishes; empty if it does not list them.
 
     Raises:
         InvalidRequest: as :func:`require_language`.
@@ -83,7 +83,8 @@ def _found_entry_point(language: str, _search_path: tuple[str, ...]) -> EntryPoi
 
 
 def _entry_points() -> EntryPoints:
-    # Imported when needed: it takes a third of the time in which a process that checks our own languages starts.
+    # Imported only when needed, because the import takes a third of the start of a process that checks our own
+    # languages.
     from importlib.metadata import entry_points
 
     return entry_points(group=GROUP)

@@ -42,7 +42,7 @@ class _Shape(NamedTuple):
     """Form in which the pass writes a class of node.
 
     Attributes:
-        constructs: names of the constructs that it is.
+        constructs: names of the constructs that a node of this class counts as.
         fields: its fields that are written, each with whether it may contain a bound name.
     """
 
@@ -58,7 +58,7 @@ def shapes_of(constructs_of: Mapping[type[ast.AST], list[str]]) -> Shapes:
     """Return the shapes of all classes of node.
 
     Args:
-        constructs_of: names of the constructs that each class of node is.
+        constructs_of: names of the constructs that each class of node counts as.
     """
     kinds = [kind for kind in vars(ast).values() if isinstance(kind, type) and issubclass(kind, ast.AST)]
     return {
@@ -137,7 +137,7 @@ class _Pass:
         Args:
             depth: number of blocks around it.
             scope: number of functions around it.
-            owner: the class around it with a period, empty in a module, None in a function.
+            owner: name of the enclosing class, followed by a period; empty in a module, None in a function.
         """
         kind = type(node)
         self._depths.append(depth)

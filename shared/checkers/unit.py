@@ -84,7 +84,7 @@ def difficulty_of(size: int, nesting: int, kinds: int) -> int:
         nesting: number of blocks around its innermost statement.
         kinds: kinds of construct.
     """
-    # 1 + ⌊log2(1 + size / 4)⌋ in whole numbers, so that no platform rounds it otherwise.
+    # 1 + ⌊log2(1 + size / 4)⌋ in whole numbers, so that rounding is the same on every platform.
     level = ((4 + size) // 4).bit_length()
     return max(1, min(MAX_DIFFICULTY, level + nesting + kinds // 6))
 

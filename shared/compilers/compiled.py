@@ -1,7 +1,7 @@
 """Run a compiler on code in a separate bubblewrap; when that ends, every process in it ends. Start reading here.
 
 A compiler is trusted no more than the code it reads: it may start processes, execute its own programs and nothing else.
-It has no network, reads only the machine's files that it was given, and has the limits of an item.
+It has no network, can read only the files of the machine that it was given, and has the sandbox's limits for one item.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run_compiler(compiler: Compiler, text: str, sandbox: Sandbox) -> Compilation
             takes.
 
     Raises:
-        Unavailable: ``SANDBOX_FAILED``: bubblewrap or the compiler does not start, three times, or the sandbox was
+        Unavailable: ``SANDBOX_FAILED``: bubblewrap or the compiler did not start in three attempts, or the sandbox was
             closed.
     """
     own_disk = sandbox.limits.tmpfs_bytes // sandbox.parallel
@@ -92,7 +92,7 @@ def _run_once(compiler: Compiler, text: str, limits: Limits, sandbox: Sandbox) -
         running = stack.enter_context(_started(compiler, limits, source))
         output = bytearray()
         reason = _watch(running.child, limits, sandbox, output)
-        # Its output is closed, and its exit code comes a moment after that.
+        # Its output is closed; its exit code is available a moment later.
         exit_code = running.child.end(0.0 if reason else EXIT_SECONDS)
         report = running.report.read().decode(errors="replace")
     if sandbox.is_closed:
@@ -175,7 +175,7 @@ def _watch(child: ContainedProcess, limits: Limits, sandbox: Sandbox, output: by
     while not sandbox.is_closed:
         if poll.poll(CHECK_SECONDS * 1000):
             content = os.read(descriptor, MAX_OUTPUT_BYTES)
-            # The end of output is the end of the namespace: every process in it could write.
+            # The output ends when every process of the namespace has ended, because each of them can write to it.
             if not content:
                 return ""
             output += content[: MAX_OUTPUT_BYTES - len(output)]

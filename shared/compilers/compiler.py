@@ -31,7 +31,7 @@ class Compiler:
         folders: folders of this machine that it needs besides the C library: its further programs, its headers. They
             are bound read-only, and files in them may be executed; nothing else may.
         variables: variables of its environment, besides the few that every process inside has: for example where its libraries
-            are, since inside no program can find its own folder through ``/proc``.
+            are, because no program inside can find its own folder through ``/proc``.
     """
 
     command: tuple[str, ...]
@@ -59,7 +59,7 @@ def find_compiler(language: str) -> Compiler | None:
     """Return the compiler of a language; None if this machine has none.
 
     Raises:
-        Unavailable: ``CHECKER_FAILED``: a package offers one that cannot be made.
+        Unavailable: ``CHECKER_FAILED``: a package offers a compiler that cannot be created.
     """
     return _found(language, tuple(sys.path)) if LANGUAGE.match(language) else None
 

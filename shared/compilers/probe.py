@@ -20,7 +20,7 @@ LEVEL: Level = "bubblewrap"
 """The only level at which compilers run: at the other level, processes that they leave behind would not be ended."""
 PROBE_LIMITS = Limits(wall_seconds=30, memory_bytes=1 << 30, file_bytes=1 << 20, tmpfs_bytes=64 << 20)
 TAKEN_OVER = Compiler((sys.executable, "-s", "-P", "main.py"), "main.py", (sys.prefix, sys.base_prefix))
-"""Python in place of a compiler that its input controls completely."""
+"""Python in the role of a compiler that its input controls completely."""
 
 _TRY_EACH = """
 import json, os, shutil
@@ -43,7 +43,7 @@ for name, source in SOURCES.items():
             os._exit(0)
     os.close(result)
     with os.fdopen(result_end) as answer:
-        # Killed, it has said nothing: then it was held.
+        # A killed process has written nothing: its attack was stopped.
         found[name] = json.loads(answer.read() or '{"score": 0.0}')
     os.waitpid(pid, 0)
     for entry in os.scandir():

@@ -28,7 +28,8 @@ class ContainedProcess:
     Args:
         command: program and arguments.
         environment: all its variables; None: this process's.
-        wrap: runs the command in namespaces, whose end is the end of every process in them; None: without.
+        wrap: makes the command run in namespaces, so that when these end, every process in them ends; None: no
+            namespaces.
         pass_fds: descriptors that it inherits.
         streams: ``stdin``, ``stdout`` and ``stderr``, as for `subprocess.Popen`.
 
@@ -110,7 +111,7 @@ class ContainedProcess:
                 # The kernel then ends every process of the namespaces, also one that has left the group.
                 os.kill(self.first, signal.SIGKILL)
             self._wait(EXIT_SECONDS)
-        # While the process is not waited for, no other can have its number.
+        # Until this process is waited for, no other process can get its number.
         if self.is_running():
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)

@@ -4,7 +4,8 @@
 - ``learning_rate``: the base's in the catalogue, else 2e-4.
 - ``epochs``: enough for about 200 optimizer steps; from 1 to 3, or to 10 if the base's own rate is 1e-3 or more.
 
-For preferences (method.type dpo or kto) the rate is a tenth, and the epochs are enough for about 100 steps, from 1 to 3.
+For preferences (method.type dpo or kto) the rate is a tenth of that, and the epochs are enough for about 100 steps,
+from 1 to 3.
 
 A base with such a high rate is a small one that was trained for seconds: it has little to forget, and needs many steps.
 A real base already has the skills for a task, and forgets others with each further epoch (decision 0075).
@@ -60,7 +61,7 @@ def auto_pair_epochs(pairs: int, batch_size: int) -> int:
 def auto_learning_rate(of_base: float | None, *, pairs: bool = False) -> float:
     """Return the peak learning rate; ``of_base`` is the catalogue's, None if the base has none there.
 
-    For pairs it is a tenth: their loss rewards every step away from the reference.
+    For pairs it is a tenth of the usual rate, because their loss rewards every step away from the reference.
     """
     return (of_base or DEFAULT_LEARNING_RATE) / (PAIR_RATE_DIVISOR if pairs else 1)
 

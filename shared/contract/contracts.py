@@ -68,7 +68,7 @@ class FineTuneContract(ContractValue):
 
 
 def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
-    """Return SHA-256 over every knob of the contract plus the hashes of the files and base that its names refer to.
+    """Return SHA-256 over every field of the contract and the hashes of the files and the base that its names refer to.
 
     Args:
         contract: the contract; shards count as a set, so their order does not matter.
@@ -83,7 +83,7 @@ def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
             "adapter": {"continue_from"},
         },
     )
-    # A set: the order of shards changes nothing that is trained.
+    # A set, because the order of shards does not affect the training.
     fields["model"]["weight_shards"] = sorted(fields["model"]["weight_shards"] or [])
     # At their defaults these fields are left out, so that the digest equals that of an earlier release without them.
     for name, default in (("template_arguments", {}), ("thoughts", ThoughtsRule.LEARN)):

@@ -23,7 +23,7 @@ def reason_of(fault: Mapping[str, Any]) -> str:
 
 
 def unknown_before_missing(faults: Sequence[FaultT]) -> list[FaultT]:
-    """Order the faults as pydantic does, but an unknown field next to a missing one, or deeper, comes first: it is the
+    """Order the faults as pydantic does, but with an unknown field next to a missing one, or deeper, first: it is the
     mistake.
 
     Args:

@@ -63,7 +63,7 @@ class Bound(ContractValue):
     max: float | None = None
 
     def clamp(self, value: Any) -> Any:
-        """Return the nearest value within; numbers keep their type."""
+        """Return the value of the interval that is nearest to ``value``; numbers keep their type."""
         if self.min is not None and value < self.min:
             return type(value)(self.min)
         if self.max is not None and value > self.max:

@@ -6,16 +6,16 @@
   ``max_vram_mb`` the card has. Cards report a little less than their nominal memory, so 97 % of a row's figure is
   enough; an unknown or smaller memory takes the smallest row. Without a preset, the contract's own defaults apply.
 - **ladder**: bounds by the model's parameter count and the card's memory. A row applies from ``min_parameters`` on, so
-  14B, 32B and 72B are under the 9B row; below 400M no row applies. Unknown memory counts as the least. A file under 500
-  rows is under bounds too.
+  14B, 32B and 72B are under the 9B row; below 400M no row applies. Unknown memory counts as the least. Files of fewer
+  than 500 rows have bounds too.
 - **domain**: a profile of `data/domain_profiles.json` over that file's defaults; it names the adapter.
 - **parent**: values of the adapter that the run continues from (`shared/preflight/parents.py`).
 - **data**: a length that was left out, from the longest row (`shared/preflight/sequence_length.py`).
 - **machine**: a precision that was left out, from the machine's memory (`shared/preflight/base_precision.py`).
-- **explicit**: a value that the caller set, null too. It is never changed.
+- **explicit**: a value that the caller set, even null. It is never changed.
 
-Last, values that are not explicit are lowered until they fit those around them: the mobile limits, and the loss window
-within ``exec.seq_len``.
+Finally, values that are not explicit are lowered to fit other fields: the limits of a mobile target, and a loss window
+that fits in ``exec.seq_len``.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class _Draft:
         for path in contract_paths():
             section, _, field = path.rpartition(".")
             part = getattr(contract, section) if section else contract
-            # A section that was named alone, `"exec": {}`, sets nothing.
+            # An empty section, `"exec": {}`, sets nothing.
             is_set = (not section or section in contract.model_fields_set) and field in part.model_fields_set
             self.values[path] = getattr(part, field)
             self.sources[path] = "explicit" if is_set else "default"

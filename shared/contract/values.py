@@ -79,7 +79,7 @@ class FrozenDict(dict[str, _Item]):
     """An immutable dictionary, used in values whose digests are stored elsewhere."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("a plan is not changed")
+        raise TypeError("a plan cannot be changed")
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 

@@ -211,15 +211,16 @@ def register_adapters(
 ) -> list[str]:
     """Add a job's adapters to its tenant's, inside the caller's transaction.
 
-    A published adapter is not changed, unless it is a checkpoint of the job that turns out to be its result. An unpublished one takes the state and certificates of a new record that is
-    published or certified; a quarantined one stays quarantined if the new record has no certificate. A deleted adapter is
-    registered again. An adapter that another tenant lent becomes the tenant's own.
+    An existing published adapter is not changed, except that a checkpoint of the same job becomes the job's result if
+    both are equal. An unpublished one gets the state and certificates of a new record that is published or certified; a
+    quarantined one stays quarantined if the new record has no certificate. A deleted adapter is registered again. An
+    adapter that another tenant lent becomes the tenant's own.
 
     Returns:
         the ids of the adapters that can be called from now on but could not before.
     """
     callable_now = []
-    # In the order of their ids, as every transaction locks adapters.
+    # Sorted by id, because every transaction locks adapters in this order.
     for adapter in sorted(adapters, key=lambda adapter: adapter.id):
         row = session.get(AdapterRow, (tenant, adapter.id), with_for_update=True)
         if row is not None and (row.deleting_at is not None or (row.job_id != job_id and is_lent(session, row))):

@@ -1,7 +1,8 @@
 """End an attempt that failed: the job is queued again if the error may be temporary and attempts are left; otherwise it
 fails.
 
-An outage of the installation is not the job's failure. It is counted separately, and the job outlives hours of it.
+An outage of the installation does not count as a failure of the job. Outages are counted separately, and a job survives
+hours of them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ hours, because a job that causes the outage itself, by filling a disk, must end.
 KEPT_LOGS = 5
 """Number of attempts per job whose logs are kept."""
 CARRIED_OUT = {"cancel": "Job cancelled", "pause": "Job paused"}
-"""Outcome of a job for each request of its owner, which replaces another attempt."""
+"""Outcome of each request of a job's owner. Instead of being tried again, the job gets this outcome."""
 LONGEST_DELAY_SECONDS = OUTAGE_BACKOFF_SECONDS[-1]
 
 
@@ -63,7 +64,7 @@ def fail_attempt(session: Session, row: JobRow, error: MensError, now: datetime)
         exhausted = JobFailed(Code.ATTEMPTS_EXHAUSTED, last, remedy=remedy, details={"last": error.as_dict()})
         _fail_for_good(session, row, exhausted, now)
         return
-    # The last delay also counts for every further failure.
+    # The last delay also applies to every further failure.
     delay = delays[min(number, len(delays)) - 1]
     row.not_before = now + timedelta(seconds=delay)
     event = NewEvent(level="warn", message=f"{error} Trying again in {delay} s.", data={"error": error.as_dict()})

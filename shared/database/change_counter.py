@@ -42,7 +42,7 @@ def bump(session: Session, what: What) -> None:
 def hold_queue(session: Session) -> None:
     """Block other claims until the caller's transaction ends; it must not hold other locks yet."""
     if _dialect(session) == "sqlite":
-        return  # which has one writer at a time anyway
+        return  # SQLite has only one writer at a time anyway
     # Written, not only locked: the first claim of an installation finds no row, and must block others too.
     _add(session, "queue", 0)
 

@@ -83,7 +83,7 @@ class Database:
                 json_serializer=to_json,
             )
             if has_limits:
-                # First: SQLAlchemy's own questions to a new connection would have no limit.
+                # Called first, because SQLAlchemy's own queries on a new connection would otherwise have no time limit.
                 event.listen(self.engine, "connect", _limit_waits, insert=True)
 
     @contextmanager
@@ -112,7 +112,8 @@ class Database:
                 yield session
                 is_complete = True
         finally:
-            # Also when the commit failed: its confirmation may have been lost after the server had committed.
+            # Called even if the commit failed, because its confirmation may have been lost after the server had
+            # committed.
             for listener in self.after_write if is_complete else ():
                 listener()
 
@@ -184,7 +185,7 @@ def database_errors() -> Iterator[None]:
 
 
 def _limit_waits(connection: Any, _record: Any) -> None:
-    # First: a pooler accepts connections while the server behind it hangs.
+    # Set first, because a pooler accepts connections while the server behind it hangs.
     connection.wait = partial(_wait, connection, connection.wait)
     # Not as options of the connection, which poolers such as PgBouncer refuse.
     with connection.cursor() as cursor:
@@ -200,7 +201,7 @@ def _wait(connection: Any, wait: Callable[..., Any], answer: Any, **options: Any
     Raises:
         psycopg.OperationalError: the answer did not come in time.
     """
-    # SQLAlchemy probes a pooled connection outside of a transaction, where nothing else is asked.
+    # SQLAlchemy probes a pooled connection outside of a transaction; no other statement is sent there.
     seconds = ANSWER_SECONDS + (0 if connection.autocommit else STATEMENT_SECONDS)
     deadline = time.monotonic() + seconds
     try:

@@ -110,7 +110,7 @@ class Deletions:
             ]
 
     def unpublish(self, deletion: PendingDeletion, remove_manifest: Callable[[], None]) -> DeletionStep:
-        """Unpublish an adapter in the storage, unless something needs it. No job begins to store it meanwhile.
+        """Unpublish an adapter in the storage, unless something needs it. No job can begin to store it meanwhile.
 
         Args:
             deletion: the adapter's.
@@ -180,7 +180,8 @@ def models_asked_by(session: Session, jobs: Sequence[JobRow]) -> dict[str, set[s
             parents.setdefault(adapter_id, set()).add(parent)
     for job_id, adapter_id in judged.items():
         models_by_job[job_id] |= {adapter_id} | parents.get(adapter_id, set())
-    # A job that judges opens them one by one: its plan names neither the alias's target, which may move, nor models of criteria.
+    # A judging job opens its runs one by one. Its own plan names neither the alias's target, which may move, nor the
+    # models of criteria.
     opened = select(EvalRunRow.job_id, EvalRunRow.plan).join(JobRow, JobRow.id == EvalRunRow.job_id)
     opened = opened.where(JobRow.state.not_in([str(state) for state in FINAL]), JobRow.kind != Kind.EVALUATE)
     for job_id, plan in session.execute(opened) if models_by_job else ():

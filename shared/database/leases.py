@@ -267,7 +267,8 @@ class Leases:
             row = self._held(session, lease)
             now = self._db.now(session)
             _register(session, row, adapters, now)
-            # Judging has all attempts for itself. A later attempt publishes again, and keeps the failures of judging.
+            # Judging gets all attempts of its own. A later attempt publishes again, but keeps the count of failed
+            # judgements.
             if not row.result:
                 row.failures = 0
             row.result = complete_result(session, row, result | {JUDGED_FOR: alias}, adapters, files or [])

@@ -1,4 +1,4 @@
-"""Usage: requests and tokens per key, model and day. The API counts them and adds here what it has counted.
+"""Usage: requests and tokens per key, model and day. The API counts them and adds the counts to the rows.
 
 Counts are added to rows, never set, so that several API processes can count concurrently.
 """
@@ -29,7 +29,7 @@ GROUPS: dict[Group, InstrumentedAttribute[str]] = {
 SEPARATOR = ","
 """Separator of the parts of a line's id. The model comes last, because it alone could contain a comma."""
 REMOVED_KEY = "(of an evaluation)"
-"""Name of a key without a record: only keys that an attempt at a job had made for itself are removed."""
+"""Name of a key whose record was removed: this happens only to keys that an attempt at a job created for itself."""
 FIGURES = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 
 

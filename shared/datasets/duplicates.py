@@ -35,7 +35,7 @@ Lines = NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True, order=True)
 class SimilarLines:
-    """Two equal or similar lines; ``first`` may be of another file (the training file, for leakage)."""
+    """Two equal or similar lines; ``first`` may be in another file (for leakage, in the training file)."""
 
     second: int
     first: int

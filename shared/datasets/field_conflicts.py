@@ -16,8 +16,8 @@ _FUNCTION_KEYS = frozenset(("name", "description", "parameters", "strict"))
 def refuse_conflicts(record: Record) -> None:
     """Refuse a row if a part of it would have to be left out.
 
-    With ``messages``, a prompt is accepted if a turn before an answer has the same text, and a response if an answer
-    does; so may a system text.
+    With ``messages``, a prompt is accepted if a turn before an answer has the same text, a response if an answer has
+    the same text, and a system text unless the first turn is a system turn with different text.
 
     Raises:
         RowError: ``ROW_FIELD_CONFLICT``.

@@ -74,7 +74,7 @@ def split_file(path: Path) -> Iterator[FilePart]:
     import numpy as np  # slow to import
 
     def count(block: bytes) -> int:
-        # A tenth of the time of `bytes.count`, and everything waits for the first part.
+        # This takes a tenth of the time of `bytes.count`, and all processes wait for the first part.
         return int(np.count_nonzero(np.frombuffer(block, np.uint8) == _NEWLINE))
 
     with path.open("rb", buffering=0) as file:
@@ -117,8 +117,8 @@ def _processors() -> int:
 def _prepare() -> None:
     # Ctrl-C goes to all processes of a terminal; the caller ends these ones itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A batch of rows has thousands of lists and no cycles; the collector scanned them, and all modules, again and
-    # again.
+    # A batch of rows has thousands of lists and no cycles; without this, the collector would scan them, and all
+    # modules, repeatedly.
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS)
     # glibc returns the memory of freed arrays and requests it again, zeroed, page by page: a quarter of the report's

@@ -68,7 +68,7 @@ class RowFilter:
         )
 
     def admits_marks(self, rating: int | None, difficulty: int | None) -> bool:
-        """Return whether rows with these marks are trained on, if their category is."""
+        """Return whether rows with these marks are trained on, provided that their category matches."""
         if rating is not None and rating < self.min_rating:
             return False
         return difficulty is None or self.min_difficulty <= difficulty <= self.max_difficulty

@@ -93,7 +93,7 @@ def word_hashes(texts: Sequence[str]) -> Iterator[tuple[Words, NDArray[np.int64]
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[bytes]]:
-    """Encode the strings in UTF-8, a cache full at a time."""
+    """Encode the strings in UTF-8, in batches that fit into the processor's cache."""
     batch: list[bytes] = []
     size = 0
     for text in texts:
@@ -209,7 +209,7 @@ def _other_letters_lowered(texts: bytes) -> bytes:
 
 
 def places(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the indices where a mask is true, fast if that is seldom: it checks eight places together."""
+    """Return the indices where a mask is true. Fast if they are few: eight places are checked at once."""
     whole = len(mask) & ~7
     eights = np.flatnonzero(mask[:whole].view(np.uint64) != 0)
     inside = np.flatnonzero(mask[:whole].reshape(-1, 8)[eights])

@@ -1,7 +1,8 @@
 """A decoder that learns a file's unused keys: most files have the same keys in every row.
 
-``written_rows.translate`` reads a line three times to name them. Once a file's keys are known, a type that has them as
-fields (msgspec's, made at run time) decodes and names them in one pass. The result is the same.
+``written_rows.translate`` reads a line three times to find them. Once a file's keys are known, a msgspec type with
+these keys as fields, which is created at run time, decodes a line and finds its unused keys in one pass. The result is
+the same.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class KeyDecoder:
         self._decode: Callable[[bytes], Any] | None = None
 
     def translate(self, line: bytes) -> Translated:
-        """As :func:`translate`, and with its errors."""
+        """Translate a line as :func:`translate` does, with the same errors."""
         if self._decode is not None:
             try:
                 return self._narrow(self._decode(line))

@@ -62,7 +62,7 @@ class PlainBlock:
     Attributes:
         first_line: its number in the file.
         turns: how many each chat has.
-        unused: rows by key that is not used, in the order in which the keys come.
+        unused: number of rows for each unused key, in the order in which the keys first occur.
     """
 
     first_line: int
@@ -98,7 +98,7 @@ def read_blocks(
                 report.add_unused([key], rows)
             yield chats
             first_line += len(chats.chats)
-            # If little of a line is content, more lines fill the arrays for its fingerprints.
+            # If only a small part of each line is content, a block has more lines, to fill the arrays for fingerprints.
             size = BLOCK_BYTES * min(MAX_BLOCKS, max(1, len(block) // sum(map(len, chats.contents))))
         else:
             yield read_records(io.BytesIO(block), report, quarantine, first_line, keys)

@@ -127,15 +127,15 @@ def inspect_file(
         validation: a file to validate on; it is compared with the training file.
         filters: which rows are trained on; it applies to both files.
         mode: whether a bad line makes the files unusable or is skipped.
-        near: also look for near duplicates (about 0.01 ms a row).
+        near: whether to look for near duplicates too (about 0.01 ms per row).
         quarantine: receives the bad lines of the training file.
         progress: called from time to time with the number of bytes read since its last call.
         observer: gets the rows of the training file in the same pass, e.g. to tokenise them. In strict mode, none after
             the first bad line, because the file is refused then.
         validation_observer: the same for the validation file.
         hashers: receive the bytes of the training file and of the validation file.
-        executor: processes that read parts of a file at once (``reading_processes``), where neither an observer nor a
-            hasher wants them in their order; the report is the same.
+        executor: processes that read parts of a file at once (``reading_processes``), used where neither an observer
+            nor a hasher needs the rows in order; the report is the same.
         index: receives the valid rows of the training file.
         method: decides the form of the rows: answers, pairs of them, or rated ones.
         preferences: receives the pairs or rated answers of the training file that pass the filter.

@@ -23,7 +23,9 @@ class LineProblem(ReportPart):
 
 
 class Lengths(ReportPart):
-    """Characters of content per valid row. ``counts[i]`` rows have at most ``bounds[i]``; the last, more."""
+    """Characters of content per valid row. ``counts[i]`` rows have at most ``bounds[i]``; the last count is of longer
+    rows.
+    """
 
     bounds: list[int]
     counts: list[int]
@@ -79,9 +81,8 @@ class FileReport(ReportPart):
     ``difficulties`` counts the valid rows as they are labelled, ``trainable_difficulties`` the trainable ones as a
     curriculum counts them. ``unused_keys`` counts rows by key that is not used (of a turn: ``messages[].key``), and
     ``conversions`` rows by the part that is read in a form that differs from the written one. ``forms`` counts bad
-    lines by the form of another program that they are in, and ``advice`` is on the file as a whole. ``preferences``: of
-    a file of pairs;
-    ``rated``: of a file of rated answers.
+    lines by the form of another program that they are in, and ``advice`` is on the file as a whole. ``preferences`` is
+    set for a file of pairs, and ``rated`` for a file of rated answers.
     """
 
     bytes: int

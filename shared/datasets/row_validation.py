@@ -105,8 +105,8 @@ def decode_strictly(line: bytes) -> Record:
     """Decode a line in Mens' own form.
 
     Raises:
-        msgspec.DecodeError: it is not JSON; of these a ``ValidationError``: it has to be translated
-            (``written_rows.py``).
+        msgspec.DecodeError: it is not JSON; its subclass ``ValidationError``: it has to be translated
+        (``written_rows.py``).
     """
     record = decode(line)
     refuse_foreign_tools(record)

@@ -1,7 +1,8 @@
 """Weight of a whole row in the loss, by its own metadata.
 
-Every boost that applies multiplies: the category marks a tool trace or a trajectory, the category marks a failure, the
-rating reaches the quality floor. The product is at most 8, so that no row dominates the others in a step.
+The weight is the product of the boosts that apply: for a category that marks a tool trace or a trajectory, for a
+category that marks a failure, and for a rating that reaches the quality floor. It is at most 8, so that no row
+dominates the others in a step.
 """
 
 from __future__ import annotations

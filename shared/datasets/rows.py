@@ -176,7 +176,7 @@ class Record(Labels, frozen=True, gc=False, forbid_unknown_fields=True):
         The subject of an instruction (``input``, ``context``) follows on a separate line, as in LLaMA-Factory.
         """
         if self.prompt and self.response and not (self.input or self.context):
-            # The plainest row, which is read several times: without the searches below in a tenth of their time.
+            # The plainest row. It is read several times, and this takes a tenth of the time of the searches below.
             return self.prompt, self.response
         question = _first(self.prompt, self.instruction)
         parts = [text for text in (question, self.input, self.context) if text]

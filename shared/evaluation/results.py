@@ -185,7 +185,7 @@ def outcome_of(run_id: str, plan: EvaluationPlan, totals: Totals, results: Itera
 
 def _scores(criterion: Criterion, number: int, result: ItemResult) -> tuple[float, ...] | None:
     """Return the scores of incumbent and candidate, and the incumbent's second one if any, scaled to 0..1; None if one
-    lacks.
+    is missing.
     """
     answers = [result.incumbent, result.answer, *filter(None, [result.repeated])]
     scores = [answer.results[number] for answer in answers if answer and len(answer.results) > number]

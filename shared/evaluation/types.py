@@ -79,7 +79,7 @@ class EvalSpec(GraderValue):
 
 
 class SourceItem(GraderValue):
-    """A row: what templates name ``item``, and, where it has been answered already, ``sample``."""
+    """A row: the value of ``item`` in templates, and that of ``sample`` if the row was already answered."""
 
     item: dict[str, Any]
     sample: dict[str, Any] | None = None
@@ -135,7 +135,7 @@ class Sampling(GraderValue):
     temperature: Annotated[StrictFloat, Field(ge=0, le=2)] | None = None
     top_p: Annotated[StrictFloat, Field(gt=0, le=1)] | None = None
     seed: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] | None = None
-    # OpenAI's own example of a run has the spelling of its graders.
+    # OpenAI's own example of a run spells the field as its graders do.
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = Field(
         None, validation_alias=AliasChoices("max_completion_tokens", "max_completions_tokens")
     )
@@ -186,7 +186,7 @@ DataSource = Annotated[JsonlSource | CompletionsSource | ResponsesSource, Field(
 
 
 class RunExtension(GraderValue):
-    """Fields of a run that OpenAI's does not have."""
+    """Fields of a run that OpenAI's runs do not have."""
 
     incumbent: str | None = Field(
         None,

@@ -38,7 +38,7 @@ def judge(policy: GatePolicy, evidence: Evidence, name: str = "policy") -> Recei
     Args:
         policy: its gates and runs.
         evidence: on the adapter.
-        name: that the policy is stored under.
+        name: name that the policy is stored under.
     """
     alpha = spent_alpha(1 - CONFIDENCE, evidence.attempt) if evidence.attempt else 1 - CONFIDENCE
     gates = dict(policy.gates.configured())
@@ -94,9 +94,9 @@ def _losses(parts: Sequence[GateCheck | Loss]) -> list[Loss]:
 def judge_together(losses: Sequence[Loss], alpha: float) -> dict[int, GateCheck]:
     """Judge comparisons by Holm's procedure; return their checks by the comparison's ``id()``.
 
-    First, those of the m comparisons pass that pass at confidence 1 - alpha/m; then those of the remaining m' that pass
-    at 1 - alpha/m'; and so on until no further one passes. A comparison passes at a confidence if its interval there is
-    above -margin, which is equivalent to an adjusted p-value.
+    A comparison passes at a confidence if its interval at that confidence is above -margin, which is equivalent to an
+    adjusted p-value. The first round accepts those of the m comparisons that pass at confidence 1 - alpha/m, the second
+    those of the remaining m' that pass at 1 - alpha/m', and so on until a round accepts none.
     """
     left, checks = list(losses), dict[int, GateCheck]()
     while left:

@@ -1,7 +1,7 @@
 """Evidence on an adapter: the report of its training, and the scores of its runs next to the incumbent's.
 
-All of it is typed and comes from its place of measurement: the job ledger and the store of evaluations. Nothing is read
-from files in a folder, so that a gate cannot disappear with one.
+All of it is typed, and comes from the records of jobs and evaluations in the database. Nothing is read from files in a
+folder, so a gate cannot disappear together with a file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from shared.scorecard.spec import ConditionId, ScorecardCondition, ScorecardSpec
 
 MIN_CYCLES, MAX_CYCLES = 2, 16
 MAX_EVENTS = 16_000
-"""Most events of all cycles together: four whole ones of the largest packs, or more of smaller ones."""
+"""Largest number of events in all cycles together: four complete cycles of the largest packs, or more of smaller ones.
+"""
 
 
 class Evidenced(BaseModel):
@@ -27,7 +28,7 @@ class Evidenced(BaseModel):
 
 
 class TrainingReport(Evidenced):
-    """The job ledger's record of the run that made an adapter."""
+    """The database's record of the run that made an adapter."""
 
     job_id: str
     device: str = Field(description="`cpu`, or the name of the GPU.")
@@ -57,7 +58,7 @@ class AnswerPair(Evidenced):
     """
 
     item_index: int
-    context: str | None = Field(None, description="`item.context`, by which `per_context` tells items apart.")
+    context: str | None = Field(None, description="`item.context`, by which `per_context` groups items.")
     candidate: tuple[ScoredAnswer, ...] = Field(min_length=1)
     incumbent: tuple[ScoredAnswer, ...] = ()
     repeated: tuple[ScoredAnswer, ...] = ()

@@ -241,7 +241,7 @@ def _best_evidence(
         template, context = policy.runs[gate.run], row.partition(".")[2]
         pairs = _best_pairs(questions_of(gate, policy), template, facts, context, items)
         if isinstance(gate, CollateralDamage):
-            # Its margin is a share of the incumbent's score, so that is at its best, too.
+            # The margin is a share of the incumbent's score, so the incumbent's score is at its best too.
             pairs = [pair.model_copy(update={"incumbent": pair.candidate}) for pair in pairs[:1]] * len(pairs)
         runs[gate.run] = RunScores(
             eval_id=template.eval,

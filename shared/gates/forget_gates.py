@@ -16,7 +16,7 @@ GENERAL = "general questions"
 
 
 def parents_run(name: str) -> str:
-    """Return the name, as evidence, of a run by which the parent was judged."""
+    """Return the name that a run by which the parent was judged has in the evidence."""
     return f"the parent's {name}"
 
 

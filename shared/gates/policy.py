@@ -31,7 +31,9 @@ Share = Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)]
 Positive = Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
 Margin = Annotated[StrictFloat, Field(gt=0, le=1, allow_inf_nan=False)]
 LEAST_ITEMS = 20
-"""Fewest items of a rate that counts as evidence: at 20, Wilson's interval of a rate of .9 begins at .70."""
+"""Smallest number of items with which a rate counts as evidence: at 20, Wilson's interval of a rate of .9 begins at
+.70.
+"""
 
 
 def without_later(fields: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:

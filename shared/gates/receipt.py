@@ -22,12 +22,14 @@ class GateCheck(Recorded):
 
     Attributes:
         measure: what was measured, such as `pass@1` or `loss of the mean score`.
-        relation: how `value` has to lie to `bound`. `loss_at_most`: `value` is the mean difference, new less old, and has to be shown to
-            be above -bound. `wins_above`: `value` is the win rate against the incumbent, whose interval has to lie above the bound.
-        interval: interval of `value`: Wilson's of a rate, two-sided at `confidence`; of a difference or a win rate BCa, each end at `confidence`.
+        relation: relation of `value` to `bound` with which the check passes. `loss_at_most`: `value` is the mean
+            difference, new minus old, and must be shown to be above -bound. `wins_above`: `value` is the win rate
+            against the incumbent, whose interval must lie above the bound.
+        interval: interval of `value`: for a rate Wilson's, two-sided at `confidence`; for a difference or a win rate
+            BCa's, each end at `confidence`.
         smallest_visible: the smallest loss that this many items detect with a power of .8.
-        noise_floor: how far the incumbent differs from itself, by the mean of the absolute differences; None: it was asked once.
-        items_needed: how many items would decide; only where these are too few.
+        noise_floor: mean absolute difference between the incumbent's first and second scores; None: it answered once.
+        items_needed: number of items that would decide; None unless these are too few.
     """
 
     measure: str
@@ -49,7 +51,7 @@ class GateRow(Recorded):
     """Outcome of one gate: the numbers are those of the check that decided it.
 
     Attributes:
-        passed: whether the gate does not stand in the way: passed, or not applicable.
+        passed: true if the gate passed or is not applicable.
         evidence: digest of the evidence; None without evidence.
     """
 
@@ -80,16 +82,18 @@ class Receipt(Recorded):
 
     Attributes:
         timestamp: when it was judged.
-        valid_until: when it can move an alias no longer: how old it is counts from its oldest run, not from the judgement.
-        incumbent: the adapter that the alias pointed to; None: to none.
+        valid_until: time from which it can no longer move an alias; its age counts from its oldest run, not from the
+            judgement.
+        incumbent: the adapter that the alias pointed to; None: it pointed to no adapter.
         compared_with: the incumbent's id, or the base's name; None: no items were compared.
         sandbox: the weakest level that code criteria ran at; None: the run had no code criteria.
-        attempt: number of this receipt among those of the adapter against this incumbent under the policy, if each samples new answers; 0: answers
-            are not sampled again, so that a repetition gives the same result.
-        alpha: what all blocking comparisons together may err by, and from the second attempt each rate: smaller with each attempt, so that
-            all attempts together stay within .05.
-        unrepeatable: criteria of code that gave another score the second time, and for how many answers, by the policy's run.
-        overall_passed: no gate with `block` stands in the way.
+        attempt: number of this receipt among those of the adapter against this incumbent under the policy, if each
+            samples new answers; 0: answers are not sampled again, so a repetition gives the same result.
+        alpha: error level of all blocking comparisons together and, from the second attempt on, of each rate. It falls
+            with each attempt, so that all attempts together stay within .05.
+        unrepeatable: for each run of the policy, the code criteria that gave a different score the second time, with
+            the number of these answers.
+        overall_passed: true if every gate with `block` passed or is not applicable.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)

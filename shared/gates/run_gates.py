@@ -44,7 +44,7 @@ class Question:
     """One bound that a gate puts on a run.
 
     Attributes:
-        of_item: an item's number, from a model's answers to it.
+        of_item: computes an item's number from a model's answers to it.
         criterion: the criterion that the gate reads; None: whether all pass.
         best: score of an answer, 0 or 1, with which the candidate is at its best.
     """

@@ -1,4 +1,4 @@
-"""Gates on an adapter's training: they read the job ledger's typed report of the run."""
+"""Gates on an adapter's training: they read the typed report of the run from its job's record."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def training_check(gate: Gate, report: TrainingReport | None) -> GateCheck | Non
 def report_of(
     preflight: Mapping[str, Any], job_id: str = "", result: Mapping[str, Any] | None = None
 ) -> TrainingReport | None:
-    """Return the job ledger's report on a run: the counts of its preflight and the measurements in its result; None
-    without a preflight of rows.
+    """Return the report on a run from its job's record: the counts of its preflight and the measurements in its result;
+    None if its preflight has not counted rows.
     """
     supervision, measured = preflight.get("supervision"), result or {}
     if not supervision:

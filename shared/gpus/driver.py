@@ -1,4 +1,4 @@
-"""GPUs as NVIDIA's driver shows them, without CUDA: device files, and the table of its command-line program."""
+"""GPUs as NVIDIA's driver shows them, read without CUDA from device files and from the output of ``nvidia-smi``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as the driver describes it; sizes in bytes, None without a figure, e.g. of a GPU in parts (MIG)."""
+    """A GPU as the driver describes it; sizes in bytes, None if the driver shows none, e.g. for a partitioned GPU
+    (MIG).
+    """
 
     number: str
     uuid: str
@@ -92,7 +94,7 @@ def _rows(answer: str, columns: int) -> list[list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class GpuProgram:
-    """A program that holds memory of a GPU; its size in bytes, None without a figure."""
+    """A program that holds memory of a GPU; the memory's size in bytes, None if the driver does not show it."""
 
     uuid: str
     pid: str

@@ -17,7 +17,7 @@ def read_torch() -> dict[str, Any]:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        # An old driver, for example, is a warning and no error.
+        # Torch reports some faults, such as an old driver, as a warning and not as an error.
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         gpus = [_describe(torch.cuda.get_device_properties(index)) for index in range(count)]
         kernels = torch.cuda.get_arch_list() if count else []

@@ -1,6 +1,6 @@
 """The GPUs that an adapter can be trained on here, and the reason why a GPU that the driver shows is not among them.
 
-On a machine without a GPU both are empty, and torch is not started.
+On a machine without a GPU both are empty, and torch is not loaded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MachineGpus:
 
     Attributes:
         gpus: usable GPUs, in CUDA's order.
-        free_bytes: the least of their free memory; None: unknown.
+        free_bytes: the smallest free memory of any of them; None: unknown.
         fault: sentences with the reason why none of the GPUs that the driver shows is usable, and the remedy.
     """
 
@@ -64,7 +64,7 @@ def _asked_once() -> TorchReport:
 def judge_gpus(torch: TorchReport, driver: list[Gpu]) -> MachineGpus:
     """Return the GPUs that torch can train on, given that the driver shows at least one.
 
-    Those behind an unusable one are left out: a trainer takes the first ones.
+    GPUs after an unusable one are left out, because a trainer takes the first ones.
     """
     gpus = tuple(itertools.takewhile(lambda gpu: not _gpu_fault(torch, gpu), torch.gpus))
     if gpus:

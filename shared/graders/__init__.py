@@ -1,4 +1,4 @@
 """Graders of answers: OpenAI's, in their wire format, one set for all comparisons of models.
 
-Start with `grading.py`. Imports `errors`; nothing here sends a request or runs another's code.
+Start with `grading.py`. Imports `errors`; nothing here sends a request or runs a user's code.
 """

@@ -1,4 +1,6 @@
-"""Checks without a grader at OpenAI: regular expressions, JSON Schema, tool calls. Their expressions may be hostile."""
+"""Checks for which OpenAI has no grader: regular expressions, JSON Schema, tool calls. Their expressions may be
+hostile.
+"""
 
 from __future__ import annotations
 

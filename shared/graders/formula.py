@@ -55,7 +55,7 @@ class Formula:
         """Compute the value for some scores.
 
         Raises:
-            InvalidRequest: ``GRADER_RESULT_INVALID``: it has none, as a division by zero.
+            InvalidRequest: ``GRADER_RESULT_INVALID``: it has no value, for example after a division by zero.
         """
         try:
             value = float(self._term(scores))

@@ -17,7 +17,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     Source: Chen and others, "Evaluating Large Language Models Trained on Code" (arXiv 2107.03374).
 
     Raises:
-        ValueError: fewer answers than k, or fewer than passed ones.
+        ValueError: there are fewer answers than k, or fewer than passed answers.
     """
     if not (1 <= k <= samples and 0 <= passed <= samples):
         raise ValueError("pass@k needs k answers or more")

@@ -22,7 +22,7 @@ OF_THE_REQUEST = frozenset({400, 413, 422})
 
 
 class RemoteModels:
-    """Requests to models of other servers. Used by many threads at once.
+    """Requests to models of other servers. Safe to use from many threads.
 
     Args:
         judges: models that graders of the types ``score_model`` and ``label_model`` may name, by name.
@@ -101,7 +101,7 @@ class RemoteModels:
             raise _refused(name, f"status {outcome.status_code}, {outcome.text[:200]!r}")
         else:
             reason = f"answers with status {outcome.status_code}"
-        # The response's content stays out: behind a wrong address anything may answer.
+        # The message leaves out the response's content, because at a wrong address any server may answer.
         raise Unavailable(
             Code.GRADER_MODEL_UNAVAILABLE,
             f"The server of {name} {reason}.",

@@ -100,7 +100,7 @@ def pieces(template: str) -> Iterator[str | Path]:
     """Split a template into literal strings and paths, in order."""
     end = 0
     while (begin := template.find("{{", end)) >= 0:
-        # Searched for once: if one is not closed, no later one is.
+        # A search without a result ends the loop, because then no later placeholder is closed either.
         if (close := template.find("}}", begin + 2)) < 0:
             raise _invalid("A placeholder is not closed.")
         yield template[end:begin]

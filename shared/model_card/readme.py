@@ -43,8 +43,8 @@ class AdapterRecord(BaseModel):
 
     Attributes:
         license: the base's licence, from the catalogue.
-        job: the job that made the adapter: its ``plan``, ``contract`` and ``result``; None for one that no job of this
-            tenant made.
+        job: the job that made the adapter: its ``plan``, ``contract`` and ``result``; None if no job of this tenant
+            made it.
         certificates: by replica, see docs/certificates.md.
         receipts: outcomes of judging it by policies, newest first: id, policy, outcome, expiry.
         ancestors: the adapters that it was continued from, its parent first, as far as they are recorded.
@@ -150,7 +150,7 @@ def _certificates(certificates: Mapping[str, Any]) -> str:
 
 
 def _certificate(number: int, certificate: Mapping[str, Any]) -> Iterator[str]:
-    yield str(number)  # a replica's address is its operator's own
+    yield str(number)  # only the operator may know a replica's address
     failed = certificate.get("failed") or []
     yield f"failed: {', '.join(failed)}" if failed else "passed"
     measured = {**certificate, **(certificate.get("parity") or {})}

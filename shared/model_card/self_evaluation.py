@@ -82,7 +82,8 @@ class SampleAnswer(EvaluationPart):
     prompt: str = Field(description="Text of that turn, shortened.")
     turns: int = Field(description="Turns before the answer.")
     system: str | None = Field(
-        None, description="The row's system turn, shortened; null where it has none, and in an earlier release's."
+        None,
+        description="The row's system turn, shortened; null if it has none, or if an earlier release made the evaluation.",
     )
     reference: str = Field(description="The row's own answer as the template writes it, shortened.")
     base: str
@@ -140,10 +141,12 @@ class SelfEvaluation(EvaluationPart):
     loss: PairedMeasure | None = Field(description="Nats per supervised token; lower is better.")
     token_accuracy: PairedMeasure | None = Field(description="Share of supervised tokens that the arg-max predicts.")
     preferred: PreferredAnswers | None = Field(
-        None, description="The same for pairs of answers; null for other rows, and in an earlier release's."
+        None,
+        description="The same for pairs of answers; null for other rows, or if an earlier release made the evaluation.",
     )
     precision: str | None = Field(
-        None, description="How the trainer held the base: nf4, or the name of a type; null in an earlier release's."
+        None,
+        description="Format of the base in training: nf4, or a dtype; null if an earlier release made the evaluation.",
     )
     served: ServedEvaluation | None = Field(
         None, description="The same measures of the served model; null where nothing was published."

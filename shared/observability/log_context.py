@@ -32,7 +32,7 @@ def log_ids(**ids: str) -> Iterator[None]:
 
 
 def begin_ids(**ids: str) -> Token[Mapping[str, str]]:
-    """Begin a block of such log lines without a context manager, which would cost too much at every request."""
+    """Begin a block of log lines with these ids. Faster than a context manager, because every request does it."""
     return _ids.set({**_ids.get(), **ids})
 
 
@@ -42,7 +42,7 @@ def end_ids(token: Token[Mapping[str, str]]) -> None:
 
 
 def add_log_ids(**ids: str) -> None:
-    """Add ids that became known to the innermost block, whose later lines get them too."""
+    """Add ids to the innermost block, so that its later log lines have them too."""
     block_ids = _ids.get()
     if block_ids is not NONE:
         assert isinstance(block_ids, dict)

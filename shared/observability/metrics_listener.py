@@ -109,7 +109,7 @@ def process_registry() -> CollectorRegistry:
 
 
 def keyed(application: Application, key: str) -> Application:
-    """Return an application that answers ``GET /metrics`` with the key, and refuses all other requests."""
+    """Return an application that answers ``GET /metrics`` requests that carry the key, and refuses all others."""
     expected = f"Bearer {key}".encode()
 
     def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -140,7 +140,7 @@ class _MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
-        # HTTPServer's own would look up the host's name in DNS, which takes long without a DNS server.
+        # HTTPServer's own method would look up the host's name in DNS, which takes long without a DNS server.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()

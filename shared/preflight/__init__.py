@@ -1,5 +1,5 @@
 """Checks before training: the same ones for API, worker and command line.
 
-Start with `pipeline.py`; `types.py` has what goes in and out. Imports every package of `shared` but `database` and
+Start with `pipeline.py`; `types.py` has its inputs and results. Imports every package of `shared` except `database` and
 `retention`.
 """

@@ -57,7 +57,7 @@ def activation_bytes(
     saves.
 
     Args:
-        fused: as the trainer computes on packed rows (`worker/training/model/fused_functions.py`).
+        fused: whether the trainer packs rows and fuses MLPs (`worker/training/model/fused_functions.py`).
     """
     blocks = _block_bytes(config, rank, compute_bytes, fused=fused)
     if recompute is Recompute.BLOCKS:
@@ -203,7 +203,7 @@ def _gradient_bytes(
     if config.linear is None:
         return mlp
     linear = config.linear
-    # The MLP's backward pass is over by then, and what it saved is free.
+    # The MLP's backward pass has ended by then, and the memory of what it saved is free.
     freed = 4 * config.hidden + 2 * compute_bytes * config.intermediate
     if dropout:
         freed += 5 * inputs - 2 * config.hidden if on_gpu else 8 * inputs - 4 * (config.hidden + config.intermediate)

@@ -51,7 +51,7 @@ Kind = Literal["train", "validation", "replay"]
 
 @dataclass(frozen=True, slots=True)
 class JobFiles:
-    """The files of a job; ``train`` is always there."""
+    """The files of a job; ``train`` is always present."""
 
     train: InputFile
     validation: InputFile | None = None
@@ -65,7 +65,7 @@ class Findings:
     Attributes:
         data: on the training file and the validation file.
         replay: on the replay file, if any.
-        supervision: by file; the training file's is always there.
+        supervision: supervision report by file; the training file's is always present.
         index: index of the training file's rows, or of the prompts of its preferences.
         lines: those rows or prompts that the trainer will use, as :meth:`trained_on` counts them.
         rated: counts of the answers that are not held out, in a training file of rated answers.
@@ -101,7 +101,7 @@ class Findings:
 
         Args:
             held_out: rows of the training file that are held out.
-            seed: decides which.
+            seed: seed of the split, which chooses them.
         """
         training = self.data.training
         kind = "pairs" if training.preferences else "rated answers" if training.rated else ""
@@ -154,9 +154,9 @@ def read_files(
         seq_len: length at which rows are truncated.
 
     Raises:
-        ArtifactInvalid: ``STORAGE_OBJECT_MISSING``: a file is not what was uploaded.
+        ArtifactInvalid: ``STORAGE_OBJECT_MISSING``: a file differs from the uploaded one.
         DatasetInvalid: ``DATASET_LINE_INVALID``, ``DATASET_EMPTY``.
-        ContractRejected: ``NOTHING_SUPERVISED``: every row that is trained on weighs 0.
+        ContractRejected: ``NOTHING_SUPERVISED``: every row that is trained on has the weight 0.
     """
     filters, train, validation = RowFilter.of(contract.data), files.train, files.validation
     passes = _Passes(contract, seq_len, tokenizer, machine)

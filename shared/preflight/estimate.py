@@ -53,7 +53,7 @@ VRAM_FRACTION = 0.85
 CHECKPOINTS_KEPT = 4
 MIN_SEQ_LEN = 64
 FORWARD_PASSES = 3
-"""Cost of training on a row in forward passes: one forward, and a backward pass of two."""
+"""Cost of training on a row, in forward passes: one for the forward pass and two for the backward pass."""
 
 
 def estimate(
@@ -228,7 +228,7 @@ def longest_row(contract: FineTuneContract) -> int:
 def _reference_share(contract: FineTuneContract) -> float:
     """Return the cost of forward passes without gradients as a share of the training's cost: one pass over every row
     for the reference's scores. Rated answers need two, because each is also scored after another prompt, and one more
-    in each epoch, because the policy also scores the latter.
+    in each epoch, because the policy scores it after the other prompt too.
     """
     if not contract.has_preferences:
         return 0.0
@@ -296,7 +296,7 @@ def memory_limit(contract: FineTuneContract, memory_bytes: int) -> int:
 
 
 def disk_parts(contract: FineTuneContract, config: ModelConfig) -> Disk:
-    """Return the storage of a job; a run may write fewer checkpoints, so this is the upper end."""
+    """Return the storage of a job; a run may write fewer checkpoints, so this is an upper bound."""
     lora = lora_tensors(config, contract.adapter.rank, contract.adapter.target_modules)
     base = merged_bytes(config)
     return Disk(
@@ -320,8 +320,8 @@ def nearest_fit(
     none does.
 
     First the batch is halved and accumulation doubled, which leaves the result as it is (the loss weighs every token
-    the same); then activations are recomputed, norms and MLPs before whole blocks, with the batch as large as fits; then the devices hold the base in
-    parts; last, rows are shortened. The trainer does all but the last on its own
+    the same); then activations are recomputed, norms and MLPs before whole blocks, with the batch as large as fits;
+    then the devices hold the base in parts; finally, rows are shortened. The trainer does all but the last on its own
     (`worker/training/model/memory_budget.py`).
     """
     # Changes of the result are outermost, neutral changes innermost: the first hit is the mildest change.

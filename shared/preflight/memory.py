@@ -77,7 +77,7 @@ def checkpoint_bytes(lora: Mapping[str, Shape]) -> int:
     """Return an upper bound of one checkpoint: the adapter, AdamW's moments and step counters, RNG state, headers,
     JSON.
     """
-    # Three entries a parameter: two moments and a step counter.
+    # Three entries per parameter: two moments and a step counter.
     headers = HEADER_BYTES_PER_TENSOR * 3 * (len(lora) + 1)
     return adapter_file_bytes(lora) + optimizer_state_bytes(lora) + headers + CHECKPOINT_TEXT_BYTES
 

@@ -98,7 +98,8 @@ def preflight(
         inherited=inherited_values(request.contract, request.parent, model.config),
     )
     resolution = resolve()
-    # Presets and ladder may decide nothing: then it is the same object, and the refusals have seen it already.
+    # Presets and ladder may decide nothing: then it is the same object, which has already been checked against the
+    # refusals.
     if resolution.contract is not request.contract:
         _check_resolved(resolution, facts)
     on_gpu = target_device(resolution.contract, facts) is not Device.CPU
@@ -265,7 +266,7 @@ def _estimate(
 ) -> Estimate:
     """Estimate the planned job, or refuse one that does not fit the device."""
     contract = plan.contract
-    # The least that the trainer does: on a GPU it recomputes activations.
+    # With the least memory that the trainer can use: on a GPU it can recompute activations.
     on_gpu = target_device(contract, context) is not Device.CPU
     needs = estimate(
         contract,

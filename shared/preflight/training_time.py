@@ -1,7 +1,7 @@
 """Training time of a job: measured by an earlier job on the base, otherwise estimated and labelled as a guess. Pure
 arithmetic.
 
-The tiers are the original's: measured speed, FLOPs of the model over the device's speed, 200 ms a step.
+The tiers are the original's: measured speed, FLOPs of the model over the device's speed, 200 ms per step.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def training_time(
         steps: optimizer steps of the job.
         tokens: trained tokens of all epochs, when known.
         supervised: fraction of the tokens that carry loss.
-        recompute: what is computed again in the backward pass.
-        on_gpu: which of the machine's devices trains.
+        recompute: activations that are recomputed in the backward pass.
+        on_gpu: whether the job trains on the machine's GPU.
     """
     if tokens is not None and machine.tokens_per_second:
         job = f"by {machine.measured_by}" if machine.measured_by else "by an earlier job"

@@ -1,4 +1,6 @@
-"""Retention: `mens retention` and the worker delete old artifacts by the same rules. Verification of the stored ones.
+"""Deletion of old artifacts, by the same rules in `mens retention` and the worker; and verification of stored
+artifacts.
 
-Start with `policy.py`, or with `verification.py` for the rest. Imports `shared.database`, `shared.artifacts` and below.
+Start with `policy.py`, or for the verification with `verification.py`. Imports `shared.database`, `shared.artifacts`
+and below.
 """

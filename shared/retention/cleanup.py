@@ -116,7 +116,7 @@ class RetentionRunner:
     def apply_on_this_machine(self) -> list[Finding]:
         """Delete what the policy covers on this machine's own disk: run folders and encoded data files.
 
-        For a worker whose disk the control worker does not see.
+        A worker calls this if the control worker cannot access its disk.
         """
         inventory = take_inventory(self._db, self._settings.retain_alias_moves)
         return self._remove([*self._run_folders(inventory), *self._prepared(inventory)])

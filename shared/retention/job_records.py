@@ -1,4 +1,4 @@
-"""Records that are kept with their jobs, logs of attempts and series: they are deleted with the jobs' run folders."""
+"""Records of jobs, which are logs of attempts and series: they are deleted together with the jobs' run folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORDS: dict[JobRecord, tuple[type[AttemptLogRow | JobSeriesRow], InstrumentedA
 }
 """Tables, and the column that has the content."""
 BATCH = 500
-"""Jobs of one query."""
+"""Number of jobs in one query."""
 
 
 def measure_records(database: Database, what: JobRecord, jobs: Collection[str]) -> Mapping[str, int]:

@@ -49,7 +49,7 @@ def verify_references(database: Database, storage: Storage) -> Iterator[Verified
     It may run while the installation is in use: objects that are deleted meanwhile are left out.
 
     Raises:
-        Unavailable: the database or the storage does not respond, so nothing can be said of the rest.
+        Unavailable: the database or the storage does not respond, so the rest cannot be verified.
     """
     faults: dict[tuple[bool, str], str | None] = {}
     for reference in references(database):
@@ -104,7 +104,7 @@ def main() -> int:
     """Print a JSON line for everything that is missing or changed.
 
     Returns:
-        1 if anything is missing or changed, without an installation, or if it could not be read.
+        1 if anything is missing or changed or could not be read, or if the home does not contain an installation.
     """
     settings = read_settings(Settings)
     database = Database(settings.database_url)

@@ -1,8 +1,8 @@
 """Attempts to break out: functions whose own source is sent in as a grader. One that returns true has succeeded.
 
 A refusal shows as an ``OSError``, a ``MemoryError``, a ``RuntimeError`` (no thread) or a killed process; anything else
-is a fault of the attack. Without a sandbox each attack succeeds (`tests/shared/sandbox/test_attacks.py`), so resisting
-one means something.
+is a fault of the attack. Without a sandbox each attack succeeds (`tests/shared/sandbox/test_attacks.py`), so a refusal
+is an effect of the sandbox.
 """
 
 from __future__ import annotations

@@ -64,11 +64,12 @@ def wrapped(
     else:
         words += [word for name in _CAPABILITIES_OF_ROOT for word in ("--cap-add", name)]
     words += ["--hostname", "sandbox"]
-    # Before the rest: Python itself may be there.
+    # Mounted before the rest, because Python itself may be there.
     for folder in [_FOLDER, *(str(disk(number)) for number in range(disks))]:
         words += ["--perms", "0711", "--size", str(tmpfs_bytes), "--tmpfs", folder]
     paths = _bound(bound)
-    # Made before their contents, and passable for every user inside: bubblewrap would make them for root alone.
+    # Created before their contents, and accessible to every user inside; bubblewrap would make them accessible to root
+    # alone.
     for parent in dict.fromkeys(folder for path in [*paths, *DEVICES] for folder in [*reversed(path.parents)][1:]):
         words += ["--perms", "0755", "--dir", str(parent)]
     for path in paths:

@@ -9,7 +9,7 @@ from typing import Any
 
 _LENGTH = struct.Struct("!I")
 MAX_MESSAGE_BYTES = 64 << 20
-"""Limit of a message to the inside: an item with a long answer."""
+"""Size limit of a message to a process inside, such as an item with a long answer."""
 
 
 class ChannelClosed(Exception):

@@ -37,8 +37,8 @@ class Sandbox:
     """Grades items, each in a process of its own that can reach nothing. Thread-safe.
 
     Args:
-        level: level at which the code is confined. The caller must know that it holds on this machine; :meth:`open`
-            uses the probe's.
+        level: level at which the code is confined. The caller must know that it confines code on this machine;
+            :meth:`open` uses the probe's level.
         limits: limits of one item.
         parallel: number of concurrent items; further calls wait for their turn.
     """
@@ -68,8 +68,9 @@ class Sandbox:
             report: report of :func:`shared.sandbox.probe.probe`.
             limits: limits of one item. When left out, all items together get at most half of the memory that this machine has
                 free.
-            parallel: items at once.
-            share: items at once of all sandboxes that share this memory; equals ``parallel`` when left out.
+            parallel: number of concurrent items.
+            share: number of concurrent items of all sandboxes that share this memory; equals ``parallel`` when left
+                out.
 
         Raises:
             InvalidRequest: ``SANDBOX_UNAVAILABLE``: no level on this machine can confine code.
@@ -112,7 +113,7 @@ class Sandbox:
                 ``GRADER_FAILED``: it raised, did not return a number, or exceeded a limit. ``GRADER_TIMEOUT``.
                 ``details`` have ``traceback`` and ``output``.
             TooLarge: ``GRADER_TEXT_TOO_LONG``: sample and item have more than 64 MB, or are nested too deep.
-            Unavailable: ``SANDBOX_FAILED``: the sandbox itself has failed, three times, or was closed.
+            Unavailable: ``SANDBOX_FAILED``: the sandbox itself has failed in three attempts, or was closed.
         """
         return float(self._ask(source, {"sample": sample, "item": item})["score"])
 
@@ -193,7 +194,7 @@ class Sandbox:
             send(channel, request)
             outcome = receive(channel, MAX_ANSWER_BYTES)
         except BaseException:
-            # Not used again: a late answer would be taken for that of the next request.
+            # The process is not used again, because a late answer would be taken for that of the next request.
             if channel:
                 self._drop(channel)
             raise

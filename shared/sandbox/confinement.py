@@ -39,7 +39,7 @@ def own_uid(number: int) -> int:
 
 
 def _read(path: str) -> str:
-    # Within bubblewrap /proc does not exist; there a root has not been mapped.
+    # Within bubblewrap /proc does not exist; no user ids are mapped there.
     try:
         return Path(path).read_text()
     except OSError:

@@ -35,10 +35,10 @@ class Request:
     """Request for a process for a grader.
 
     Attributes:
-        packages: to import before it is forked.
+        packages: packages to import before the process is forked.
         number: random number that determines its folder and its user.
         disk: the number of its folder's file system, if each has one.
-        channel: that its source will arrive on.
+        channel: channel on which its source will arrive.
     """
 
     packages: list[str]
@@ -105,7 +105,7 @@ def _next_request(control: socket.socket) -> Request | None:
 
 
 def _fork(inheritance: Inheritance, control: socket.socket, request: Request) -> int:
-    # Here and not in the fork, so that later forks have the packages already.
+    # Imported here and not in the fork, so that later forks have the packages already.
     import_all(PACKAGES.intersection(request.packages))
     # A collection in the fork would otherwise write to, and so copy, the pages that it shares with this process.
     gc.freeze()

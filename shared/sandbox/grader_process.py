@@ -97,7 +97,7 @@ def _close_in(inheritance: Inheritance, parent: int, number: int, disk: int) -> 
     end_with_parent(parent)
     os.chdir(folder)
     os.environ.update({"HOME": str(folder), "TMPDIR": str(folder)})
-    tempfile.tempdir = str(folder)  # which remembers the fork server's
+    tempfile.tempdir = str(folder)  # tempfile remembers the fork server's folder
     confinement.limit_server(inheritance.limits)
     confinement.close_in(inheritance.readable, [folder], inheritance.server_program)
     return folder
@@ -235,7 +235,7 @@ def _be_item(
     inheritance: Inheritance, parent: int, code: CodeType, request: dict[str, Any], result: int, output: int
 ) -> None:
     """Run the code; never returns. After the call of ``exec``, nothing in this process can be relied on."""
-    outcome: Outcome = {"error": "raised", "message": "its process could not be closed in", "detail": ""}
+    outcome: Outcome = {"error": "raised", "message": "its process could not be confined", "detail": ""}
     try:
         end_with_parent(parent)
         os.dup2(output, 1)
@@ -256,7 +256,7 @@ def _be_item(
 
 def _run(code: CodeType, request: dict[str, Any]) -> Outcome:
     names: dict[str, Any] = {"__name__": "grader", "__builtins__": __builtins__}
-    # Now, because a fork reseeds it.
+    # Seeded here, because a fork reseeds the generator.
     random.seed(0)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(0)

@@ -29,7 +29,7 @@ class Limits:
         wall_seconds: seconds of each item; processor time likewise.
         memory_bytes: bytes of address space, libraries included.
         file_bytes: size of one file; files may take ``files`` times as much together.
-        files: open at once.
+        files: number of files that may be open at once.
         threads: number of threads of one item, if they are counted for it alone; else it cannot start any.
         tmpfs_bytes: size of the files of all items that run at once in a sandbox, at the level bubblewrap, where files are
             memory: each item has an equal part of its own.
@@ -79,5 +79,5 @@ class SandboxReport:
     def statement(self) -> str:
         """One sentence: the level, or why no level is available."""
         if self.level:
-            return f"{self.level}: {len(self.attacks)} attacks were tried and held"
+            return f"{self.level}: {len(self.attacks)} attacks were tried and stopped"
         return "none: " + "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())

@@ -26,7 +26,7 @@ _WORK = "import fractions\ndef grade(sample, item): return float(fractions.Fract
 
 
 def probe(choice: Choice = "auto") -> SandboxReport:
-    """Find the strongest level that holds every attack here; takes about a second.
+    """Find the strongest level that stops every attack here; takes about a second.
 
     Args:
         choice: ``auto``, the one level that may be taken, or ``off``.
@@ -90,8 +90,8 @@ def _try(sandbox: Sandbox, name: str, source: str, target: Target) -> Attack:
     try:
         succeeded = sandbox.grade(source, {}, target) != 0
     except MensError as error:
-        # Killed means that the attack was held. An exception that no attack expects, or a failing sandbox, shows
-        # nothing.
+        # A killed process means that the attack was stopped. An exception that no attack expects, or a failing sandbox,
+        # shows nothing.
         killed = error.code in (Code.GRADER_TIMEOUT, Code.GRADER_FAILED) and not error.details.get("traceback")
         return Attack(name, killed, error.message)
     return Attack(name, not succeeded, "it succeeded" if succeeded else "")

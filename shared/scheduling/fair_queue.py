@@ -1,12 +1,12 @@
 """The rule of the queue: which job is claimed when a worker is free. docs/jobs.md explains it.
 
-1. A tenant's first job is the one with the earliest ``queued_at - priority * 12 h``: that is, by priority and then by
-order of submission, where one level of priority is worth twelve hours.
-   So no job waits indefinitely, whatever its priority.
-2. Among the tenants' first jobs, the one of the highest level is first: its priority, plus one for every twelve hours
-   that it has waited while no job of its tenant ran.
-3. Within a level, the tenant that has used the least GPU time in the last 24 hours; holds of running jobs count.
-4. Then the order of submission.
+1. A tenant's first job is the one with the earliest ``queued_at - priority * 12 h``: one level of priority is worth
+   twelve hours, so no job waits indefinitely, whatever its priority.
+2. Among the tenants' first jobs, the one of the highest level comes first. A job's level is its priority, plus one for
+   every twelve hours that it has waited while no job of its tenant ran.
+3. Within a level, the job of the tenant that has used the least GPU time in the last 24 hours comes first; the holds of
+   running jobs count as used.
+4. Otherwise, the order of submission decides.
 
 A tenant at its limit of running jobs is skipped, and so is a job that holds more than is left of its tenant's month.
 """

@@ -76,8 +76,8 @@ class Allowance:
     """The rest of a tenant's limits; None means unlimited.
 
     Attributes:
-        running: jobs at once.
-        gpu_seconds: left of this month, after use and holds.
+        running: number of jobs that may run at once.
+        gpu_seconds: GPU-seconds left of this month, after use and holds.
     """
 
     running: int | None = None

@@ -43,7 +43,7 @@ class ScorecardFolder:
         """Create the folder, or continue in it if it was begun with the same spec.
 
         Raises:
-            Conflict: ``SCORECARD_MISMATCH``: it has another scorecard.
+            Conflict: ``SCORECARD_MISMATCH``: it contains a different scorecard.
         """
         if (self.path / SPEC).exists() and read_spec(self.path / SPEC) != spec:
             message = f"{self.path} has a scorecard of another spec."

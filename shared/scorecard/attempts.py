@@ -19,7 +19,7 @@ class ModelAnswer:
     """An answer of a model.
 
     Attributes:
-        tokens_in, tokens_out: as the server counted them; 0 of a recorded answer.
+        tokens_in, tokens_out: as the server counted them; 0 for a recorded answer.
     """
 
     text: str
@@ -29,7 +29,9 @@ class ModelAnswer:
 
 
 Generate = Callable[[list[Message], int], ModelAnswer | None]
-"""Returns the answer to messages, at the n-th attempt (from 1); None without one, as after the last recorded one."""
+"""Returns the answer to messages, at the n-th attempt (from 1); None if no answer is left, as after the last recorded
+one.
+"""
 CheckText = Callable[[str], Check]
 
 

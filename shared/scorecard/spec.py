@@ -1,7 +1,7 @@
 """Specification of a scorecard: tasks, under conditions. Start reading here.
 
-The original's file, field by field (`schema_version` 1); fields that Mens adds have defaults, so that its files can be
-read.
+The original's file, field by field (`schema_version` 1); fields that Mens adds have defaults, so that the original's
+files can be read.
 """
 
 from __future__ import annotations

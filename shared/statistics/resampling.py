@@ -100,8 +100,8 @@ def bca_ends(
 
 
 def sign_flip_p_value(differences: Sequence[float], resamples: int = RESAMPLES) -> float:
-    """Return the two-sided p-value of a mean difference of 0: how often random signs give one as large. Exact for few
-    differences.
+    """Return the two-sided p-value of a mean difference of 0: how often random signs give a mean at least as large.
+    Exact for few differences.
     """
     sizes = [abs(difference) for difference in differences if difference]
     # Slightly less, because sums in another order differ in their last digits.

@@ -77,8 +77,8 @@ def log_e_within(losses: int, wins: int, ties: int, margin: float) -> float:
 
 
 def anytime_interval(losses: int, wins: int, ties: int, alpha: float = 0.05) -> tuple[float, float]:
-    """Return an interval of the mean of -1 for a loss, 0 for a tie and 1 for a win; each end holds at every look with 1
-    - alpha.
+    """Return an interval of the mean of -1 for a loss, 0 for a tie and 1 for a win; each end holds at every look with
+    probability 1 - alpha.
     """
     return -_least_refuted(losses, wins, ties, alpha), _least_refuted(wins, losses, ties, alpha)
 

@@ -4,8 +4,8 @@ A template with ``{% generation %}`` marks shows them itself. Without marks each
 to the turn, with a generation prompt, is a prefix of the chat with the turn, and that is a prefix of the whole chat. If
 a template rewrites its history (for example, drops the reasoning of earlier turns), only the last turn is written as
 the model will have to write it, and only it is supervised. Thoughts of an answer (``reasoning_content``) are a part of
-it, unless they are context only; then its span begins after them. If even that fails, the row is refused; otherwise it
-would be supervised completely, or not at all, only because its answers could not be found.
+it, unless they are context only; then its span begins after them. If the answers cannot be found by offsets either, the
+row is refused, because it could only be supervised completely or not at all.
 """
 
 from __future__ import annotations

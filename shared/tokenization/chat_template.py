@@ -35,7 +35,7 @@ MAX_SECONDS = 5.0
 RESERVED_ARGUMENTS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 )
-"""Names of values that come with each chat, or that vLLM takes for itself."""
+"""Names of values that come with each chat, or that vLLM reserves for itself."""
 
 Turn = Mapping[str, Any]
 
@@ -209,7 +209,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805, PYI063 (jinja's)
         if (output := _current.get()) is not None:
             output.check()
-        # "x".ljust(10**9), for one.
+        # For example "x".ljust(10**9).
         sizes = (value for value in (*args, *kwargs.values()) if isinstance(value, int))
         if isinstance(getattr(__obj, "__self__", None), str) and any(size > MAX_TEXT for size in sizes):
             raise SecurityError("a string method would produce a string that is too long")
@@ -238,7 +238,7 @@ def _environment() -> _Sandbox:
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        # Unlike jinja's own filter this escapes no HTML.
+        # Unlike jinja's own filter, this one does not escape HTML.
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     def raise_exception(message: str) -> None:

@@ -34,7 +34,9 @@ _SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class _Omissions:
-    """Parts that a template leaves out of chats of one shape: the first one that is refused, and those that may be."""
+    """Parts that a template leaves out of chats of one shape: the first part for which a row is refused, and the parts
+    that may be left out.
+    """
 
     part: str | None = None
     may_be: frozenset[LeftOut] = frozenset()
@@ -50,7 +52,7 @@ def check_complete(
         text: its output.
 
     Returns:
-        Parts that were left out and may be.
+        Parts that were left out, and that may be left out.
 
     Raises:
         InvalidRequest: ``TEMPLATE_UNSUPPORTED``.

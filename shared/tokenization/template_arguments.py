@@ -1,7 +1,7 @@
-"""Arguments of a chat template (``enable_thinking``, ``reasoning_effort`` …), and the choice among them.
+"""Arguments of a chat template (``enable_thinking``, ``reasoning_effort`` …): the known ones, and the check of a
+contract's.
 
-This module finds the arguments that a template knows, and the arguments of a request and of an adapter that are used.
-Pure.
+This module finds the arguments that a template knows, refuses others, and reports arguments without effect. Pure.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ from enum import StrEnum
 
 
 class EventType(StrEnum):
-    """OpenAI writes ``cancelled`` for jobs and ``canceled`` for runs."""
+    """Types of events. OpenAI writes ``cancelled`` for jobs and ``canceled`` for runs."""
 
     JOB_SUCCEEDED = "fine_tuning.job.succeeded"
     JOB_FAILED = "fine_tuning.job.failed"
     JOB_CANCELLED = "fine_tuning.job.cancelled"
     CHECKPOINT_CREATED = "fine_tuning.job.checkpoint.created"
-    """Specific to Mens: OpenAI has no such event."""
+    """Specific to Mens; OpenAI does not have this event."""
     RUN_SUCCEEDED = "eval.run.succeeded"
     RUN_FAILED = "eval.run.failed"
     RUN_CANCELED = "eval.run.canceled"

@@ -231,6 +231,6 @@ def test_matrix_is_frozen_and_json() -> None:
 
 
 def test_the_matrix_names_what_contains_code_here() -> None:
-    (changed,) = set(capabilities_here("bubblewrap: 29 attacks were tried and held").rows) - set(CAPABILITIES.rows)
+    (changed,) = set(capabilities_here("bubblewrap: 29 attacks were tried and stopped").rows) - set(CAPABILITIES.rows)
     assert changed.id == "code_of_graders"
-    assert changed.mens.endswith("here bubblewrap: 29 attacks were tried and held")
+    assert changed.mens.endswith("here bubblewrap: 29 attacks were tried and stopped")

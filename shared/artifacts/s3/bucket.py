@@ -211,7 +211,7 @@ class PartUpload:
 
 
 class _ObjectReader(io.RawIOBase):
-    """A stream of one object, over as many connections as that takes.
+    """A stream of one object; it reconnects when a connection breaks.
 
     Args:
         get: requests the object; returns boto3's response.
@@ -224,7 +224,7 @@ class _ObjectReader(io.RawIOBase):
         self._position = 0
         self._condition: dict[str, str] = {}
         self._body: Any = None
-        # Here and not at the first read, so that a missing object is detected at once.
+        # Opened here and not at the first read, so that a missing object is detected at once.
         self._open()
 
     def readable(self) -> bool:

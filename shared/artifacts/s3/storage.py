@@ -51,7 +51,7 @@ class S3BlobWriter(TemporaryBlob):
         self._storage = storage
         with disk_errors():
             storage.cache.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # An unnamed file, so that a killed process leaves nothing.
+            # An unnamed file, so that a killed process leaves nothing behind.
             super().__init__(tempfile.TemporaryFile(dir=storage.cache.folder))  # noqa: SIM115  # closed by __exit__
         self._upload: PartUpload | None = None
         self._committed = False
@@ -137,7 +137,7 @@ class S3Storage(Storage):
         return self.bucket.holds(_prefix(kind, digest) + manifest)
 
     def digests(self, kind: ArtifactKind) -> list[str]:
-        # From all keys, not from the store's own notion of folders: some stores list an empty one.
+        # Derived from all keys and not from the store's own list of folders, because some stores list empty folders.
         digests = {stored.name.split("/")[1] for stored in self.bucket.list(f"{kind}/")}
         return sorted(filter(is_digest, digests))
 
@@ -163,7 +163,7 @@ class S3Storage(Storage):
         self.bucket.abort_uploads(datetime.now(UTC) - timedelta(seconds=ABANDONED_SECONDS))
 
     def _publish(self, name: str, content: bytes) -> None:
-        """Write a manifest unless it exists; one with other bytes, which is damaged, is replaced."""
+        """Write a manifest unless it exists; an existing one with different bytes is damaged, and is replaced."""
         sha256 = hashlib.sha256(content).hexdigest()
         condition = {"IfNoneMatch": "*"}
         for left in reversed(range(PUBLISH_TRIES)):

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from shared.observability.log_context import current_ids
 
 MAX_ACTOR = 320
-"""Characters of an actor in the audit log."""
+"""Largest number of characters of an actor in the audit log."""
 ActorKind = Literal["key", "person", "job", "command", "process"]
 
 
@@ -24,7 +24,7 @@ class AuditActor(NamedTuple):
         id: id of the key or the job; empty for others.
         name: the key's name, a person's name and subject, the job's id, a command's ``user@host``, a process's ``host:pid``.
         address: client address of a request; the proxy's, if one is in between.
-        key_name: the name of the request's key, which for a person is the person's; None: no request's.
+        key_name: name of the request's key, for a person that of the person's key; None: the actor is not a request.
     """
 
     kind: ActorKind

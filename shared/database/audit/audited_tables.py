@@ -185,7 +185,7 @@ AUDITED: dict[type[Base], AuditedTable] = {
     AliasMoveRow: AuditedTable(
         _move_action, ("version",), object_id=lambda row: row.alias, recorded=_recorded("points_to")
     ),
-    # A policy that is stored again is its name's newest from then on.
+    # A policy that is stored again becomes the newest policy of its name.
     PolicyRow: AuditedTable(_plain("policy"), ("created_at",), object_id=lambda row: f"{row.name}@{row.digest}"),
     PolicyMoveRow: AuditedTable(
         _assignment_action, ("version",), object_id=lambda row: row.scope, recorded=_recorded("policy")

@@ -21,7 +21,7 @@ class AcceptedSecret(NamedTuple):
     """A key, found by one of its secrets, and when the secret expires; None: it is valid until the key is changed.
 
     Attributes:
-        sign_in_id: the sign-in whose halves the secret is (`shared/database/callers/sign_ins.py`).
+        sign_in_id: the sign-in, if the secret consists of its two halves (`shared/database/callers/sign_ins.py`).
     """
 
     key: Key
@@ -56,7 +56,7 @@ def accepted(session: Session, secret: str, now: datetime, *, lock: bool = False
     query = select(KeyRow).where(or_(KeyRow.secret_sha256 == digest, KeyRow.previous_secret_sha256 == digest))
     row = session.scalar(query.with_for_update() if lock else query)
     if row is None or row.revoked_at is not None:
-        # It begins with OpenAI's words: litellm takes a 401 without them for a bad request.
+        # The message begins with OpenAI's words, because litellm reports a 401 without them as a bad request.
         raise Unauthenticated(
             Code.KEY_INVALID,
             "Incorrect API key provided: it is unknown or revoked.",
@@ -72,7 +72,7 @@ def accepted(session: Session, secret: str, now: datetime, *, lock: bool = False
 
 def expired(key: Key, until: datetime) -> Unauthenticated:
     """Return the error for a key, or a replaced secret, that expired at ``until``."""
-    # OpenAI's words first, as above.
+    # The messages begin with OpenAI's words, as above.
     if until == key.expires_at:
         message = f"Incorrect API key provided: the key {key.name!r} expired at {until:%Y-%m-%dT%H:%M:%SZ}."
         remedy = (
@@ -80,7 +80,7 @@ def expired(key: Key, until: datetime) -> Unauthenticated:
         )
     else:
         message = (
-            f"Incorrect API key provided: this secret of the key {key.name!r} was replaced, and is not accepted since "
+            f"Incorrect API key provided: this secret of the key {key.name!r} was replaced, and has not been accepted since "
             f"{until:%Y-%m-%dT%H:%M:%SZ}."
         )
         remedy = "Ask the person who rotated the key for its new secret."

@@ -65,7 +65,8 @@ class Keys:
         )
         secret = new_secret()
         with self._db.write() as session:
-            # First, so that a transaction waits here for another that creates a key, and then finds its name.
+            # Locked first, so that a transaction waits here for another one that creates a key, and then finds its
+            # name.
             bump(session, "keys")
             _check_free(session, name, tenant)
             expires_at = _checked_expiry(expires_at, self._db.now(session)) if expires_at else None
@@ -139,7 +140,7 @@ class Keys:
             fields = {field: value for field, value in fields.items() if value != getattr(row, field)}
             if not fields:
                 return Key.model_validate(row)
-            # Before the name is looked up: a transaction that gives another key the name waits here.
+            # Locked before the name is looked up, so that a transaction that gives the name to another key waits here.
             bump(session, "keys")
             if "name" in fields:
                 _check_free(session, fields["name"], row.tenant)
@@ -182,7 +183,9 @@ class Keys:
             return Key.model_validate(row), secret
 
     def record_use(self, used: Mapping[str, datetime]) -> None:
-        """Record when keys, by id, were last used. Others need not see it at once, so it does not count as a change."""
+        """Record when keys, by id, were last used. Other processes need not see this at once, so it does not count as a
+        change.
+        """
         with self._db.write() as session:
             # In one order everywhere, so that two processes never wait for each other.
             for key_id, moment in sorted(used.items()):
@@ -301,7 +304,7 @@ def _unrevoked_row(session: Session, key_id: str, tenant: str | None) -> KeyRow:
     if row.revoked_at is not None:
         raise Conflict(
             Code.KEY_REVOKED,
-            f"The key {key_id!r} ({row.name}) is revoked for good.",
+            f"The key {key_id!r} ({row.name}) is permanently revoked.",
             remedy="Create another one: POST /v1/keys or `mens keys create NAME`.",
             param="key_id",
         )
@@ -309,7 +312,7 @@ def _unrevoked_row(session: Session, key_id: str, tenant: str | None) -> KeyRow:
 
 
 def _row(session: Session, key_id: str, tenant: str | None, *, lock: bool = False) -> KeyRow:
-    """A key's row; ``lock`` holds it until the transaction ends.
+    """Return a key's row; ``lock`` locks it until the transaction ends.
 
     Raises:
         NotFound: ``KEY_NOT_FOUND``: it does not exist, or it is another tenant's.

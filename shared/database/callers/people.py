@@ -43,7 +43,7 @@ def add_person_key(session: Session, person: Person) -> Key:
     revoked, a new one is created. The returned key may have expired. The caller has already locked the person's keys
     (:func:`lock_person_keys`).
     """
-    # Before the look-up, so that two first sign-ins at once make one key.
+    # Locked before the look-up, so that two concurrent first sign-ins create one key.
     bump(session, "keys")
     revoke_person_keys(session, person.issuer, person.subject, kept_tenant=person.tenant)
     row = session.scalar(_person_keys(person.issuer, person.subject).where(KeyRow.tenant == person.tenant))
@@ -103,7 +103,7 @@ def _person_keys(issuer: str, subject: str) -> Select[KeyRow]:
 
 
 def _no_secret(key_id: str) -> str:
-    return f"no secret of {key_id}"  # which is the hash of nothing
+    return f"no secret of {key_id}"  # which is not the hash of any secret
 
 
 def _person_hash(issuer: str, subject: str) -> str:

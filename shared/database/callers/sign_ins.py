@@ -1,8 +1,8 @@
 """Sign-ins to the console: each is an additional, short-lived secret of a key, in two halves that are useless alone.
 
-One half is a cookie that scripts cannot read, the other a token in the page's storage, which the server has never seen before
-the first request. The table has the hashes of both. Role, limits, usage and revocation are those of the key. A person who signs
-in through the identity provider has a key too, without a secret.
+One half is a cookie that scripts cannot read, the other a token in the page's storage, which the server sees with the
+first request for the first time. The table has the hashes of both. Role, limits, usage and revocation are those of the
+key. A person who signs in through the identity provider has a key too, without a secret.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIGN_IN_ID = "signin"
 LONGEST_AGE = timedelta(hours=24)
 LONGEST_IDLE = timedelta(hours=8)
 PERSON_AGE = timedelta(hours=12)
-"""Longest age of a sign-in through the identity provider, so that its groups are read again."""
+"""Longest age of a sign-in through the identity provider; with the next sign-in, the person's groups are read again."""
 PENDING_LIFE = timedelta(minutes=10)
 CODE_LIFE = timedelta(seconds=60)
 MOST_OF_A_KEY = 20
@@ -93,14 +93,15 @@ class SignIns:
             Unauthenticated: the errors of :meth:`Keys.accept`.
         """
         with self._db.write() as session:
-            # Accepted again, under the lock: the key may have been rotated or revoked since the request was let in.
+            # Checked again under the lock, because the key may have been rotated or revoked since the request was
+            # accepted.
             accepted_key = accepted(session, secret, self._db.now(session), lock=True)
             if self._make_room(session, accepted_key.key.id):
                 bump(session, "keys")
             return self._add(session, accepted_key.key, challenge, accepted_key.until)
 
     def create_by_code(self, code: str, challenge: str, address: str) -> tuple[SignIn, str]:
-        """Sign in with a code, which is used up; as :meth:`create`.
+        """Sign in with a code, which is used up; like :meth:`create`.
 
         Args:
             code: from :meth:`create_code`.
@@ -120,7 +121,7 @@ class SignIns:
             session.delete(row)
             if self._make_room(session, key.id):
                 bump(session, "keys")
-            # A replaced secret may have made the code.
+            # The code may have been created with a secret that was replaced.
             return self._add(session, Key.model_validate(key_row), challenge, key_row.previous_secret_until)
 
     def begin(self, pending: PendingSignIn) -> str:
@@ -158,7 +159,7 @@ class SignIns:
             return PendingSignIn(row.token_sha256, row.nonce, row.code_verifier, row.redirect_uri)
 
     def create_for_person(self, person: Person, challenge: str, address: str) -> tuple[SignIn, str]:
-        """Sign a person in, whom the identity provider has vouched for; as :meth:`create`.
+        """Sign in a person whom the identity provider has authenticated; like :meth:`create`.
 
         Args:
             person: the person, with the current name, tenant and role, which their key gets.
@@ -178,7 +179,7 @@ class SignIns:
             now = self._db.now(session)
             if key.expires_at is None or now < key.expires_at:
                 return self._add(session, key, challenge, now + PERSON_AGE)
-        # After the commit: what the person no longer has elsewhere stays revoked.
+        # Raised after the commit, so that the person's keys in other tenants stay revoked.
         raise expired(key, key.expires_at)
 
     def end_person(self, issuer: str, subject: str, name: str, address: str) -> None:
@@ -189,7 +190,7 @@ class SignIns:
             bump(session, "keys")
 
     def create_code(self, secret: str) -> tuple[str, datetime]:
-        """Return a new code that signs in once with a secret's key, and when it ends.
+        """Return a new code that signs in once with the secret's key, and when the code expires.
 
         Raises:
             Unauthenticated: the errors of :meth:`Keys.accept`.
@@ -210,7 +211,7 @@ class SignIns:
             return code, row.expires_at
 
     def accept(self, halves: SignInHalves) -> AcceptedSecret:
-        """Return the key that both halves of a sign-in belong to, and when that ends unless the sign-in is used.
+        """Return the key that both halves of a sign-in belong to, and when the sign-in ends unless it is used.
 
         Raises:
             Unauthenticated: ``SIGN_IN_ENDED``: unknown, idle or expired, or its key is no longer valid.
@@ -340,7 +341,7 @@ class SignIns:
 
 
 def sign_in_ended() -> Unauthenticated:
-    """Return the error for halves that are not those of a sign-in, or no longer."""
+    """Return the error for halves that do not belong to a sign-in, or no longer do."""
     return Unauthenticated(
         Code.SIGN_IN_ENDED,
         "You are no longer signed in.",

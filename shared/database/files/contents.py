@@ -54,7 +54,7 @@ def room(session: Session, tenant: TenantName, quota: FileQuota) -> int | None:
     A pending upload counts as the file that it will become.
 
     Raises:
-        Forbidden: ``QUOTA_EXCEEDED``: no file, or not one byte.
+        Forbidden: ``QUOTA_EXCEEDED``: the tenant may not store another file, or another byte.
     """
     if quota == NO_QUOTA or tenant == SHARED:
         return None

@@ -61,7 +61,7 @@ class Files:
         """Return the bytes that the tenant may still store, or None for no limit. ``shared`` has no quota.
 
         Raises:
-            Forbidden: ``QUOTA_EXCEEDED``: no file, or not one byte.
+            Forbidden: ``QUOTA_EXCEEDED``: the tenant may not store another file, or another byte.
         """
         with self._db.read() as session:
             return room(session, self._tenant, quota)

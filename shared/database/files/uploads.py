@@ -195,7 +195,7 @@ class Uploads:
                 )
             if count >= MAX_PARTS:
                 raise size_mismatch(f"The upload has {MAX_PARTS} parts already.", "data")
-            # A transaction that removes the last other use of this content waits until the part counts as one.
+            # A transaction that removes the last other use of this content waits until the part counts as a use.
             lock_content(session, sha256)
             now = whole_milliseconds(datetime.now(UTC))
             part = UploadPartRow(id=new_id("part"), upload_id=row.id, bytes=size, sha256=sha256, created_at=now)
@@ -210,7 +210,7 @@ class Uploads:
 
         Raises:
             NotFound: ``UPLOAD_NOT_FOUND``.
-            Conflict: ``UPLOAD_STATE_CONFLICT``: cancelled, expired, or completed otherwise.
+            Conflict: ``UPLOAD_STATE_CONFLICT``: cancelled, expired, or completed by a different request.
         """
         with self._db.read() as session:
             return self._completed(session, self._row(session, upload_id), completion_digest)
@@ -291,9 +291,9 @@ class Uploads:
         late = UploadRow.status == UploadStatus.PENDING, ~is_pending()
         with self._db.read() as session:
             ids = list(session.scalars(select(UploadRow.id).where(*late)))
-        if ids:  # Mostly no upload is late, and a write would make others wait.
+        if ids:  # Usually no upload has expired, and a write would make others wait.
             with self._db.write() as session:
-                # The condition again: an upload may have been completed since it was read.
+                # The condition is checked again, because an upload may have been completed since it was read.
                 ended = update(UploadRow).where(UploadRow.id.in_(ids), *late)
                 session.execute(ended.values(status=str(UploadStatus.EXPIRED)))
 
@@ -305,7 +305,7 @@ class Uploads:
             ids = list(session.scalars(select(UploadRow.id).where(*old)))
         if ids:
             with self._db.write() as session:
-                # The condition again, as above.
+                # The condition is checked again, as above.
                 session.execute(delete(UploadRow).where(UploadRow.id.in_(ids), *old))
 
     def _completed(self, session: Session, row: UploadRow, completion_digest: str) -> tuple[Upload, File | None] | None:

@@ -1,8 +1,8 @@
 """Policies: stored by name and digest of their content; and their assignments to an alias, a tenant, the server.
 
-An alias is governed by its own policy, else by its tenant's, else by the server's. Every change of that is recorded. It
-waits for the moves that are in flight, and moves wait for it, so that each is judged by the policy that governs when it
-commits.
+An alias is governed by its own policy, else by its tenant's, else by the server's. Every change of an assignment is
+recorded. A change waits for the moves that are in flight, and moves wait for a change, so that each move is judged by
+the policy that governs when it commits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shared.errors import Code, Forbidden, InvalidRequest, NotFound
 
 TENANT_SCOPE, SERVER_SCOPE, ALIAS_PREFIX = "tenant", "server", "alias:"
 SERVER = (SHARED, SERVER_SCOPE)
-"""Owner and scope of the assignment that applies without a nearer one."""
+"""Owner and scope of the assignment that applies if no nearer scope has one."""
 DIGEST = re.compile(r"[0-9a-f]{12,64}")
 
 

@@ -62,7 +62,9 @@ class Receipts:
             return StoredReceipt.model_validate(row)
 
     def count(self, adapter_id: str, adapter_digest: str, incumbent_digest: str | None, policy_digest: str) -> int:
-        """Count the receipts under a policy for these exact bytes of an adapter and an incumbent, or no incumbent."""
+        """Count the receipts under a policy for exactly these bytes of an adapter and of an incumbent; None: no
+        incumbent.
+        """
         query = select(func.count()).select_from(ReceiptRow)
         query = query.where(
             ReceiptRow.tenant.in_(self._tenants),

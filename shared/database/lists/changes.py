@@ -18,7 +18,7 @@ from shared.database.tenancy import TenantName
 MAX_CHANGES = 5_000
 """Largest number of changed jobs that one call returns."""
 CLOCKS_APART = timedelta(minutes=5)
-"""Largest time by which a worker's clock, from which receipt ids take their time, may be behind the database's."""
+"""Largest assumed time by which a worker's clock is behind the database's; receipt ids contain the worker's time."""
 
 
 class ChangedJob(NamedTuple):
@@ -93,7 +93,7 @@ ADDED_RECEIPTS = (
     .order_by(ReceiptRow.id)
     .limit(bindparam("most"))
 )
-"""Both are run several times a second while anybody follows changes; building them took longer than running them."""
+"""Both are run several times a second while a client follows changes; building them took longer than running them."""
 
 
 def moved_aliases(
@@ -102,7 +102,7 @@ def moved_aliases(
     """Return the aliases of all tenants, or of some, that were moved since a moment, the first move first; at most one more
     than ``limit``. Foreign names are left out, deleted ones too.
     """
-    # The row of a deleted name does not say what it was; its last move does.
+    # The row of a deleted name does not show whether it was an alias; its last move does.
     last_move = and_(
         AliasMoveRow.tenant == AliasRow.tenant,
         AliasMoveRow.alias == AliasRow.name,

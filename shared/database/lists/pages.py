@@ -1,4 +1,4 @@
-"""Pages of lists that an index gives in order."""
+"""Pages of lists whose order an index provides."""
 
 from __future__ import annotations
 

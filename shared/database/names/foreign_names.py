@@ -1,7 +1,8 @@
 """Foreign names: names of another provider's models, which map to an alias, an adapter or a base.
 
-A program that used ``ft:gpt-4o-mini-2024-07-18:acme:support:9x1`` elsewhere uses it here too, and gets the answers of
-the alias that the name maps to. Foreign names are in the table of the aliases, and so are their moves.
+A program that requested ``ft:gpt-4o-mini-2024-07-18:acme:support:9x1`` from that provider can send the same name here,
+and gets the answers of the alias that the name maps to. Foreign names are in the table of the aliases, and so are their
+moves.
 """
 
 from __future__ import annotations

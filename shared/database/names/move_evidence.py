@@ -127,7 +127,7 @@ def check(
 
     Returns:
         the basis of the move, for its line in the history: the policy, and the receipts or the override; None when no
-        policy governs, or nothing answers that did not before.
+            policy governs, or no adapter gets a larger share of the answers.
 
     Raises:
         Conflict: ``GATE_MISSING``: no receipt, or the policy would no longer govern it; ``GATE_STALE``: no receipt fits

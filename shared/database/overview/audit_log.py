@@ -19,7 +19,9 @@ from shared.database.tenancy import SHARED
 from shared.errors import Code, Conflict
 
 PRUNED = "audit.pruned"
-"""Event that lets the database delete older ones (the baseline of the migrations); its object is the number of the last of them."""
+"""Event that makes the database's triggers accept the deletion of older events; its object is the number of the last
+event to delete.
+"""
 
 
 class AuditEvent(Value):

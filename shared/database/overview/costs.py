@@ -1,4 +1,4 @@
-"""Costs: GPU time of jobs and tokens of models next to each other, by day, tenant, key and base; with prices also in money."""
+"""Costs: GPU time of jobs and tokens of models, by day, tenant, key and base, and their price if prices are set."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class RecentUse:
 def recent_use(session: Session, now: datetime) -> dict[str, RecentUse]:
     """Return each tenant's recent use; tenants without any for days are left out."""
     since = now - timedelta(seconds=RECENT_SECONDS)
-    # Earlier than that, the time makes no difference to a level of priority.
+    # Attempts that ended earlier make no difference to a level of priority.
     oldest = now - timedelta(seconds=10 * PRIORITY_SECONDS + RECENT_SECONDS)
     rows = session.execute(RECENT, {"since": since, "oldest": oldest})
     return {row.tenant: RecentUse(float(row.used or 0.0), row.served_at) for row in rows}

@@ -21,7 +21,7 @@ class AuditEventRow(Base):
         Index("ix_audit_events_action_seq", "action", "seq"),
     )
 
-    # SQLite counts up an INTEGER primary key only.
+    # SQLite assigns numbers by itself only to an INTEGER primary key.
     seq: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True)
     created_at: Mapped[datetime]
     tenant: Mapped[str] = mapped_column(String(64))

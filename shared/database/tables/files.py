@@ -31,7 +31,7 @@ class FileRow(Base):
 
 
 class UploadRow(Base):
-    """An upload in parts. It accepts them while it is pending, and keeps its row for a while afterwards."""
+    """An upload in parts. It accepts parts while it is pending, and keeps its row for a while afterwards."""
 
     __tablename__ = "uploads"
     __table_args__ = (Index("uq_uploads_tenant_idempotency_key", "tenant", "idempotency_key", unique=True),)

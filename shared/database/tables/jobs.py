@@ -70,7 +70,7 @@ class EventRow(Base):
     __tablename__ = "events"
     __table_args__ = (Index("ix_events_job_id_seq", "job_id", "seq"),)
 
-    # SQLite counts up an INTEGER primary key only.
+    # SQLite assigns numbers by itself only to an INTEGER primary key.
     seq: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
     created_at: Mapped[datetime]

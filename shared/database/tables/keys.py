@@ -23,7 +23,7 @@ class KeyRow(Base):
     # The secret before the last rotation, accepted until then.
     previous_secret_sha256: Mapped[str | None] = mapped_column(String(64), unique=True, index=True)
     previous_secret_until: Mapped[datetime | None]
-    # As of a minute ago or so.
+    # Accurate to about a minute.
     last_used_at: Mapped[datetime | None]
     tenant: Mapped[str] = mapped_column(String(64), server_default=SHARED)
     role: Mapped[str] = mapped_column(String(16), server_default="admin")
@@ -74,7 +74,7 @@ class SignInRow(Base):
     token_sha256: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime] = mapped_column(index=True)
-    # As of a minute ago or so.
+    # Accurate to about a minute.
     last_used_at: Mapped[datetime]
 
 
@@ -91,7 +91,7 @@ class SignInCodeRow(Base):
 
 
 class PendingSignInRow(Base):
-    """A sign-in through the identity provider that has begun: secrets that its answer has to fit."""
+    """A sign-in through the identity provider that has begun: secrets that its answer must match."""
 
     __tablename__ = "pending_sign_ins"
 

@@ -30,7 +30,7 @@ CLOCK_SLACK = timedelta(seconds=5)
 KEPT = timedelta(days=7)
 """How long an ended delivery stays listed."""
 GONE = 410
-"""Status by which a receiver declines further webhooks."""
+"""Status with which a receiver declines further webhooks."""
 MAX_ERROR_CHARS = 300
 
 
@@ -104,7 +104,7 @@ class Deliveries:
             the reason why the endpoint was disabled; None: it was not.
         """
         with self._db.write() as session:
-            # In the order of those that change endpoints: first the endpoint's row, then the delivery's.
+            # Locked in the same order as in changes of endpoints: first the endpoint's row, then the delivery's.
             endpoint = session.get(WebhookEndpointRow, claimed.endpoint_id, with_for_update=True)
             row = session.get(WebhookDeliveryRow, claimed.id, with_for_update=True)
             # The fence: this worker was presumed dead, and another has sent the delivery since.

@@ -115,7 +115,7 @@ def rates_its_answer(row: Row) -> bool:
 def method_of_file(path: Path) -> MethodType:
     """Return the training method that the first row of a file is for: supervised for one that cannot be recognised."""
     with path.open("rb") as file:
-        # In pieces: a file without a line end is not read as a whole.
+        # Read in pieces, so that a file without a line end is not read as a whole.
         pieces = iter(partial(file.readline, _FIRST_ROW_BYTES), b"")
         line = next((piece for piece in pieces if not piece.isspace()), b"")
     try:

@@ -168,7 +168,7 @@ def refuse_contradictions(report: PreferenceReport | None, param: str) -> None:
         f"{report.contradicting} of the file's {report.pairs} pairs that pass the filter prefer the opposite of an "
         "earlier pair with"
         " the same prompt and answers.",
-        remedy="Keep one of two pairs that contradict each other, as most raters decided.",
+        remedy="If two pairs contradict each other, keep the one that most raters chose.",
         param=param,
         details={"pairs": report.pairs, "contradicting": report.contradicting},
     )

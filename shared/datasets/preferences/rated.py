@@ -75,7 +75,7 @@ def _read(row: Row) -> Written:
         raise missing(LABEL)
     if not isinstance(row[LABEL], bool):
         reason = f"label is {row[LABEL]!r:.60}; it must be true or false"
-        hint = "; `mens data convert --as-rated` writes it so" if flag_of(row[LABEL]) is not None else ""
+        hint = "; `mens data convert --as-rated` converts it" if flag_of(row[LABEL]) is not None else ""
         raise RowError(RowCode.ROW_LABEL_INVALID, reason + hint, LABEL)
     completion = next((name for name in _COMPLETIONS if row.get(name) is not None), None)
     if completion is None and row.get(_MESSAGES) is not None:

@@ -192,7 +192,7 @@ def decode_row(line: bytes) -> Row:
     """Decode a line.
 
     Raises:
-        RowError: it is too long, or not an object of JSON.
+        RowError: it is too long, or not a JSON object.
     """
     try:
         check_length(line)
@@ -222,7 +222,7 @@ def _read(row: Row) -> Written:
     if row.get("prompt") is None:
         return _implicit(row, *sides)
     if isinstance(row["prompt"], str):
-        raise wrong_type("prompt", "a list of turns, as chosen is; `mens data convert --as-pairs` writes it so")
+        raise wrong_type("prompt", "a list of turns, as chosen is; `mens data convert --as-pairs` converts it")
     prompt = turns_in(row["prompt"], "prompt")
     return written_row(prompt, "prompt", row.get("tools"), sides, used=("prompt", "tools", chosen, rejected))
 
@@ -356,7 +356,7 @@ def missing(name: str) -> RowError:
 
 
 def wrong_type(field: str, expected: str) -> RowError:
-    """Return the error of a field of another type."""
+    """Return the error of a field of the wrong type."""
     return RowError(RowCode.ROW_FIELD_TYPE, f"{field} must be {expected}", field)
 
 

@@ -17,7 +17,7 @@ MACHINE = WorkerMachine(
     devices=2,
     memory_bytes=140 * GIB,
     free_bytes=100 * GIB,
-    sandbox="landlock: 31 attacks were tried and held",
+    sandbox="landlock: 31 attacks were tried and stopped",
 )
 
 pytestmark = pytest.mark.network

@@ -97,12 +97,12 @@ def valid(version: int = 2, **changes: Any) -> dict[str, Any]:
 
 
 MALFORMED = {
-    "a list": ([], "its top"),
+    "a list": ([], "the top level"),
     "another version": (valid() | {"version": 4}, "version"),
     "a version that is not a number": (valid() | {"version": [2]}, "version"),
     "another format": (valid() | {"format": "other"}, "format"),
     "rank 0": (valid(rank=0), "rank"),
-    "a layer twice": (valid(layer_order=["mid0", "mid0"]), "its top"),
+    "a layer twice": (valid(layer_order=["mid0", "mid0"]), "the top level"),
     "quantisation at the top": (valid(3, quant="nf4"), "quant"),
     "no embed_key": ({k: v for k, v in valid().items() if k != "embed_key"}, "embed_key"),
 }

@@ -77,9 +77,9 @@ def test_each_fault_has_its_code_and_place(row: dict[str, Any], code: str, field
 @pytest.mark.parametrize(
     ("label", "reason"),
     [
-        (1, "label is 1; it must be true or false; `mens data convert --as-rated` writes it so"),
-        ("false", "label is 'false'; it must be true or false; `mens data convert --as-rated` writes it so"),
-        ("yes", "label is 'yes'; it must be true or false; `mens data convert --as-rated` writes it so"),
+        (1, "label is 1; it must be true or false; `mens data convert --as-rated` converts it"),
+        ("false", "label is 'false'; it must be true or false; `mens data convert --as-rated` converts it"),
+        ("yes", "label is 'yes'; it must be true or false; `mens data convert --as-rated` converts it"),
         ("maybe", "label is 'maybe'; it must be true or false"),
     ],
 )
