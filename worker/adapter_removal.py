@@ -77,7 +77,7 @@ class AdapterRemover:
         ]
         if not unpublished:
             return []
-        # Only now: a replica that finds the manifest in the storage refuses to unload.
+        # Requested only now, because a replica that finds the manifest in the storage refuses to unload.
         outcomes = self._unload_everywhere([deletion.id for deletion in unpublished])
         deleted = [
             deletion.id

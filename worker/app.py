@@ -260,7 +260,7 @@ def _exit_after(child: int) -> None:
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     if not worker().stopping.is_set():
         logging.getLogger(__name__).critical("The scheduler's process has ended, so this worker stops too.")
-        # At once, as after a kill: a task may delay an orderly shutdown for minutes, and each task can be repeated.
+        # Ended at once, as by a kill: a task may delay an orderly shutdown for minutes, and each task can be repeated.
         os._exit(1)
 
 

@@ -131,7 +131,7 @@ def run_engine(work: Callable[[], object], run_dir: Path) -> int:
         code = _report_lost_peer(run_dir, "it was ended by SIGTERM, which no worker had sent")
     is_stop = code in (EXIT_PAUSED, EXIT_CANCELLED)
     if code not in (0, EXIT_PEER_LOST) and not (is_stop and _has_failed(run_dir)):
-        # A full disk must not change the exit code, from which the worker knows the ending too.
+        # A full disk must not change the exit code, because the worker also learns from it how the process ended.
         with suppress(OSError):
             write_json(run_dir / ENDING_NAME, {"exit_code": code})
     return 0 if is_stop else code
@@ -161,7 +161,7 @@ def _run(work: Callable[[], object], run_dir: Path) -> int:
     except MensError as error:
         return _fail(run_dir, error)
     except Exception as error:
-        # Both arrive as errors of many classes, which only their messages tell apart.
+        # Both arrive as errors of many classes, which only their messages distinguish.
         if is_out_of_memory(error):
             return _fail(run_dir, out_of_memory(str(error)))
         if under_torchrun() and is_peer_lost(error):

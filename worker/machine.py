@@ -64,7 +64,7 @@ class MachineReporter:
     Args:
         sandbox: ``MENS_SANDBOX``. The level that holds on this machine is determined by attacks, between the first and
             the second report.
-        runs_dir: folder whose disk is described; None: none.
+        runs_dir: folder whose disk is described; None: no disk is described.
         gpu_share: see :func:`describe_machine`.
         fault: returns the reason why this worker takes no job now, if any.
     """

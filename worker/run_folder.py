@@ -115,7 +115,7 @@ SCORES_NAME = "scores.json"
 
 
 class TemplateCheck(BaseModel):
-    """Compare an imported adapter's chat template with its base's.
+    """Plan of the process that compares an imported adapter's chat template with its base's.
 
     Attributes:
         base: the base's folder.
@@ -130,7 +130,7 @@ class TemplateCheck(BaseModel):
 
 
 class ScoreRun(BaseModel):
-    """Score probes with an adapter on a full-precision base.
+    """Plan of the process that scores probes with an adapter on a full-precision base.
 
     Attributes:
         base: the base's folder.

@@ -193,12 +193,12 @@ def train_loop(context: TrainingContext, progress: Progress, telemetry: Telemetr
 def validate(context: TrainingContext, progress: Progress, telemetry: Telemetry) -> None:
     """Score the validation rows, unless this step has been validated."""
     if not score_at(progress.metrics, progress.step):
-        sums = validation_in_memory(context, progress, partial(told, telemetry=telemetry))
+        sums = validation_in_memory(context, progress, partial(reporting_activity, telemetry=telemetry))
         agree_on_memory(context, progress)
         telemetry.validation(progress.step, mean_score(context.distributed.sum(sums)))
 
 
-def told(batches: Iterable[Batch], telemetry: Telemetry) -> Iterator[Batch]:
+def reporting_activity(batches: Iterable[Batch], telemetry: Telemetry) -> Iterator[Batch]:
     """Yield a validation's micro-batches and report activity between them: a validation may take longer than a trainer
     may be silent.
     """
@@ -345,11 +345,13 @@ def finish(
         advance=telemetry.self_evaluation,
         training_seconds=progress.trained_tokens / rate if rate else 0.0,
     )
-    if not context.distributed.is_main:  # with a sharded base, the others have answered for their part
+    if (
+        not context.distributed.is_main
+    ):  # with a sharded base, the other processes have only computed their part of the answers
         return
     telemetry.self_evaluated(measured.payload())
     write_reports(context.run_dir, gather_facts(context, manifest, progress, telemetry, measured.evaluation))
-    keep_result(context.run_dir)  # the run is complete, so nothing resumes from the others
+    keep_result(context.run_dir)  # the run is complete, so nothing resumes from its other checkpoints
     early = progress.step < context.order.total_steps
     done = {
         "run_id": progress.run_id,

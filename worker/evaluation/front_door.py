@@ -32,7 +32,7 @@ class DoorClosed(Exception):
 
 
 class FrontDoor:
-    """A connection pool to the API. Used by many threads at once.
+    """A connection pool to the API. Safe to use from many threads.
 
     Args:
         url: the API's URL.

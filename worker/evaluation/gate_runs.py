@@ -1,4 +1,6 @@
-"""The runs of a policy, and of the gate `forget`: sends the same requests to candidate and incumbent, and returns their scores as evidence."""
+"""Run the evaluations of a policy and of the gate `forget`: send the same requests to candidate and incumbent, and
+return their scores as evidence.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def run_templates(
         the runs by name, and for each missing run the reason.
 
     Raises:
-        Unavailable: the API, a replica or a limit holds it up.
+        Unavailable: the API or a replica does not respond, or a limit of the tenant persists.
         LeaseLost: another attempt owns the job. Also the exceptions of a stop.
     """
     runs, missing = {}, {}
@@ -82,7 +84,7 @@ def run_forget(
         compared_with: id of the parent, or name of the base.
 
     Raises:
-        Unavailable: the API, a replica or a limit holds it up.
+        Unavailable: the API or a replica does not respond, or a limit of the tenant persists.
         LeaseLost: another attempt owns the job. Also the exceptions of a stop.
     """
     templates, absent = run_templates(job, parents, adapter_id, compared_with)
@@ -112,7 +114,8 @@ def _run(job: EvaluatingJob, name: str, template: RunTemplate, adapter_id: str, 
     evaluation = Evals(database, tenant).get(template.eval)
     spec = EvalSpec.model_validate(evaluation.spec)
     plan = _plan(job, evaluation.id, spec, template, adapter_id, compared_with)
-    # Named by its plan: a later attempt continues it only if everything that it compares is unchanged.
+    # The run is named by its plan, so that a later attempt continues it only if everything that it compares is
+    # unchanged.
     run = job.leases.open_run(job.lease, evaluation.id, f"gate {name} {plan.digest[:12]}", plan.model_dump(mode="json"))
     outcome = evaluate_model(job, plan, run.id)
     results = (ItemResult.model_validate(item.result) for item in EvalItems(database).all(run.id))

@@ -23,8 +23,8 @@ def ask_general_questions(job: EvaluatingJob, adapter_id: str, compared_with: st
         compared_with: id of its parent, or name of its base.
 
     Raises:
-        JobFailed: ``EVAL_UNAVAILABLE``: no API is set.
-        Unavailable: the API, a replica or a limit holds it up.
+        JobFailed: ``EVAL_UNAVAILABLE``: ``MENS_API_URL`` is not set.
+        Unavailable: the API or a replica does not respond, or a limit of the tenant persists.
         NotFound: ``MODEL_NOT_FOUND``: a model is gone.
         LeaseLost: another attempt owns the job. Also the exceptions of a stop.
     """
@@ -37,7 +37,7 @@ def ask_general_questions(job: EvaluatingJob, adapter_id: str, compared_with: st
         finally:
             for answer in pending:
                 answer.cancel()
-            # Otherwise this would wait for threads that still read until their timeouts.
+            # Without this, the end of the block would wait for threads that still read, until their timeouts.
             door.abort()
         answers = [(answer.result(),) for answer in pending]
     pairs = [

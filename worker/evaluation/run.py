@@ -77,9 +77,9 @@ def evaluate_model(attempt: EvaluatingJob, plan: EvaluationPlan, run_id: str) ->
         run_id: from `Leases.open_run`; for an ``evaluate`` job, the job's id.
 
     Raises:
-        JobFailed: ``EVAL_UNAVAILABLE``: no API is set.
-        Unavailable: the API, a replica or a limit of the tenant holds it up; results until then are stored;
-            ``SANDBOX_FAILED``.
+        JobFailed: ``EVAL_UNAVAILABLE``: ``MENS_API_URL`` is not set.
+        Unavailable: the API or a replica does not respond, or a limit of the tenant persists; results until then are
+            stored; ``SANDBOX_FAILED``.
         InvalidRequest: ``SANDBOX_UNAVAILABLE``.
         NotFound: ``MODEL_NOT_FOUND``: a model is gone.
         LeaseLost: another attempt owns the job. Also the exceptions of ``raise_if_stopped``.
@@ -136,7 +136,7 @@ class _Progress:
 
         Raises:
             LeaseLost: nothing was stored.
-            Unavailable: the database has been away for long.
+            Unavailable: the database has been unavailable for too long.
         """
         self._stored_at = time.monotonic()
         if not self._waiting:
@@ -192,7 +192,7 @@ class _InFlight:
         try:
             outcome: Judged | BaseException = self._judge_item(*divmod(position, self._samples), source)
         except BaseException as error:
-            # The thread that counts raises it, after the results that arrived with it.
+            # The thread that counts the results raises the error, after it has counted those that arrived with it.
             outcome = error
         self._finished.put((position, outcome))
 
@@ -208,7 +208,7 @@ def _judge_all(
     """Judge items in several threads; this thread stores their results.
 
     Args:
-        judge: asks for an item and judges the answer.
+        judge: requests an answer to an item and judges it.
         samples: number of answers per item.
         door: connection to the API.
         todo: positions and items without a result.
@@ -234,7 +234,7 @@ def _judge_all(
             _drain(attempt, door, in_flight, progress)
             raise
         finally:
-            # Otherwise this would wait for threads that still read until their timeouts.
+            # Without this, the end of the block would wait for threads that still read, until their timeouts.
             door.abort()
 
 
@@ -298,7 +298,7 @@ def open_models(attempt: EvaluatingJob) -> Iterator[FrontDoor]:
     """Open the connection to the models, with a key of the job's tenant that is valid as long as this attempt.
 
     Raises:
-        JobFailed: ``EVAL_UNAVAILABLE``: no API is set.
+        JobFailed: ``EVAL_UNAVAILABLE``: ``MENS_API_URL`` is not set.
     """
     url, threads = attempt.settings.api_url, attempt.settings.evaluation_concurrency
     if not url:

@@ -35,7 +35,7 @@ LOG_SECONDS = 15.0
 
 
 class Stopped(Exception):
-    """The attempt ended because a stop was requested, cancelled or with a checkpoint."""
+    """The attempt ended because a stop was requested: its job was cancelled, or it wrote a checkpoint and stopped."""
 
     def __init__(self, reason: ExitReason) -> None:
         super().__init__(reason)
@@ -106,7 +106,7 @@ class Attempt:
         """
         entry = load_catalog(self.settings.catalog_path).get(planned.name)
         folder = locate_base(entry, self.settings)
-        # Against the plan's digests: the catalogue may have changed since the job was submitted.
+        # Compared with the plan's digests, because the catalogue may have changed since the job was submitted.
         verify_model_folder(entry.model_copy(update={"digests": planned.digests}), folder)
         return folder
 
@@ -134,7 +134,7 @@ class Attempt:
         """Report that a stage begins.
 
         Raises:
-            LeaseLost: stop.
+            LeaseLost: another attempt owns the job; stop.
         """
         self._enter(stage)
         self.report(stage=stage, events=[NewEvent(message=message)])
@@ -151,7 +151,7 @@ class Attempt:
         progress waits for the next report.
 
         Raises:
-            LeaseLost: stop.
+            LeaseLost: another attempt owns the job; stop.
         """
         self._unsent += events or []
         self._unsent_progress = progress or self._unsent_progress
@@ -213,7 +213,7 @@ class Attempt:
             self._keep_log()
             reason = child.ending()
         except LeaseLost:
-            # At once, because another attempt is already working on the job.
+            # Killed at once, because another attempt is already working on the job.
             child.kill()
             raise
         finally:

@@ -390,7 +390,7 @@ def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
 
 
 def differences(scores: Scores, other: Scores) -> list[float]:
-    """Return ``other - one``, position by position, over all probes."""
+    """Return ``other - scores``, position by position, over all probes."""
     pairs = zip(scores, other, strict=True)
     return [b - a for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Judging an adapter by a policy: reads its training from the job ledger, evaluates it through the API, and writes one
+"""Judge an adapter by a policy: read its training from its job's record, evaluate it through the API, and write one
 receipt.
 """
 
@@ -227,7 +227,9 @@ def served_bases(attempt: Attempt, base_digest: str = "", trained: TrainedWeight
 
 
 def training_report(jobs: Jobs, adapter: Adapter) -> TrainingReport | None:
-    """Return the job ledger's data on the run that made an adapter; None if it has none, as for an imported adapter."""
+    """Return the report on the run that made an adapter, from its job's record; None if it has none, as for an imported
+    adapter.
+    """
     try:
         job, preflight = jobs.get(adapter.job_id), jobs.preflight(adapter.job_id)
     except NotFound:

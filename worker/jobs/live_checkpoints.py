@@ -46,7 +46,7 @@ PATIENCE_SECONDS = 5.0
 JOIN_SECONDS = 10.0
 """How long the end of the training waits for a measurement in progress."""
 REFUSED = "refused"
-"""Stands for the replica's name, with the reason, if no certificate was made."""
+"""Key with the reason, in place of the replicas' names, if no certificate was made."""
 MOST_FAILURES = 2
 """Number of consecutive equal failures after which the remaining checkpoints wait for the end of the job."""
 
@@ -275,7 +275,7 @@ class LiveCheckpoints:
             adapter_id=adapter.id,
             base=self._plan.base,
             probes=probes,
-            # For every replica again: some templates write the date.
+            # Encoded again for every replica, because some templates write the date.
             encode_chats=lambda: encode_chats(self._tokenizer),
             reference=partial(own_scores, probes, adapter.manifest) if settings.parity == "full" else None,
             limits=CertificateLimits.of(settings),

@@ -142,7 +142,7 @@ def _message(kind: str, payload: dict[str, Any]) -> str | None:
                 f" epoch {payload['epoch'] + 1} replays them first."
             )
         case "train_complete":
-            early = ": the validation loss got no better" if payload.get("stopped_early") else ""
+            early = ": the validation loss did not improve" if payload.get("stopped_early") else ""
             message = f"Training complete after {counted(payload['global_step'], 'step')}{early}."
         case "self_evaluation":
             message = _evaluation_message(payload)

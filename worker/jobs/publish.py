@@ -45,9 +45,8 @@ class ProbeSet:
         base: the base that it was trained on; only replicas that serve it, or its twin, are measured.
         probes: `worker/training/probes.py` documents their fields.
         encode_chats: returns the trainer's token ids of the probe chats; called for every replica.
-        reference: returns the trainer's own scores on the weights that a replica serves; None: the engine error is not
-            measured; it is not measured either where the function returns None. The function may take long, and must
-            cache its results.
+        reference: returns the trainer's own scores on the weights that a replica serves. It may take long, and must
+            cache its results. If it is None or returns None, the engine error is not measured.
         limits: limits of the certificates.
         template_arguments: template arguments of the adapter's chats.
         weights: the weights that the adapter was trained on; None if unknown.
@@ -144,7 +143,7 @@ def certify(
                 "artifact.publish = false)."
             ),
         )
-    # Only at the end, so that the error carries the certificates of all replicas.
+    # Raised only at the end, so that the error carries the certificates of all replicas.
     refuse_failed(probes.adapter_id, certificates)
     return certificates
 

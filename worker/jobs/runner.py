@@ -56,7 +56,8 @@ WRITE_RETRY_SECONDS = 2.0
 UNEXPLAINED = frozenset({Code.INTERNAL_ERROR, Code.TRAINER_CRASHED})
 """Codes of errors that a disk fault may have caused."""
 GPU_PAUSE_SECONDS = 60.0
-"""Time for which a worker whose GPU is unusable takes no job, so that a sound worker takes the job that was given back.
+"""Time for which a worker whose GPU is unusable takes no job, so that a healthy worker takes the job that was given
+back.
 """
 SUCCEEDED, FAILED, RETRIED, LOST = "succeeded", "failed", "retried", "lost"
 
@@ -109,7 +110,7 @@ class Worker:
         waiting.
 
         A message for which no job may run, such as a duplicate, is harmless. While the disks have a fault, the message
-        waits here, so that this worker does not take another message from a sound worker.
+        waits here, so that this worker does not take another message from a healthy worker.
         """
         if self.stopping.wait(max(0.0, self._pauses_until - time.monotonic())):
             return

@@ -140,7 +140,7 @@ def probe_ids(base: Path) -> list[list[int]]:
     ones.
     """
     tokenizer = Tokenizer.load(base)
-    # A template that refuses every chat still leaves a model that continues text.
+    # Even if the template refuses every chat, the model can continue plain text.
     encoded = [ids for _, ids in encode_chats(tokenizer).chats] or [tokenizer.encode(UNICODE).ids]
     return [ids[-MAX_TOKENS:] for ids in encoded]
 
@@ -162,7 +162,7 @@ def token_scores(logits: Sequence[torch.Tensor], probes: Sequence[Sequence[int]]
 
 
 def divergence(reference: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> Divergence:
-    """Return KL(one ‖ other) by position, and the largest logit difference."""
+    """Return mean and largest KL(reference ‖ other) over the positions, and the largest logit difference."""
     kl, largest = [], 0.0
     for mine, theirs in zip(reference, other, strict=True):
         # Position by position: converted to float64 at once, the logits of one probe would need as much memory as all

@@ -160,7 +160,7 @@ def save_checkpoint(
             write_probes(temporary, probes)
         state = _state(plan, progress, made_on, occasion) | ({CARRIED: digests} if digests else {})
         write_json(temporary / f"{STATE_NAME}.json", state)
-    # Only now that the new one is complete.
+    # Removed only now that the new checkpoint is complete.
     _remove_others(run_dir, list_checkpoints(run_dir)[-1:])
     return target
 

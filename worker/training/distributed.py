@@ -1,9 +1,9 @@
 """Several processes that train one model, each on its share of a step's rows, as started by torchrun.
 
 Only a few LoRA matrices are trained, so the model needs no wrapper: every process divides its loss by the whole step's
-weight sum and leaves its gradients, these are added up once per step, and all processes make the same optimizer step.
-The results equal those of one process up to rounding in fp32. In a single process the methods do nothing and cost
-nothing.
+weight sum and accumulates its gradients. These are added up over the processes once per step, and all processes make
+the same optimizer step. The results equal those of one process up to rounding in fp32. In a single process the methods
+do nothing and cost nothing.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ class DistributedContext:
             return
         digests = [int.from_bytes(hashlib.sha256(fact.encode()).digest()[:8], signed=True) for fact in facts.values()]
         mine = torch.tensor(digests)
-        # Every process gets the facts of all, so that each raises its own error and none waits for a process that has.
+        # Every process gets the facts of all, so that each raises its own error and none waits for a process that has
+        # already raised one.
         of_all = [torch.empty_like(mine) for _ in range(self.size)]
         _with_peers(lambda: dist.all_gather(of_all, mine))
         differs = [

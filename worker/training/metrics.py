@@ -35,7 +35,7 @@ class StepReport:
         positions: positions computed, padding included.
         weighted_rows: rows whose trajectory weight is not 1.
         syntax_weight_sum: sum of the targets' weights.
-        token_budget: most tokens of a micro-batch; 0 when micro-batches are not packed by tokens.
+        token_budget: largest number of tokens of a micro-batch; 0 when micro-batches are not packed by tokens.
         attended_keys: sum over the step's queries of the keys each attends to, Σ l·(l+1)/2 for rows of l tokens under
             full causal attention; None assumes that every row has the mean length, which gives a lower bound.
         extra: further metrics of the training method.

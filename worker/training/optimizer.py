@@ -2,8 +2,8 @@
 
 - ``adamw``: AdamW (arXiv 1711.05101), both moments in fp32.
 - ``paged_adamw_8bit``: bitsandbytes' AdamW with moments in blocks of 8 bit (arXiv 2110.02861). Despite its name they are
-  not paged (arXiv 2305.14314 §3): with LoRA they are small, many virtual GPUs have no managed memory, and a GPU that others
-  share may hang on it. Tensors under 4096 elements keep fp32 moments.
+  not paged (arXiv 2305.14314 §3): with LoRA they are small, many virtual GPUs have no managed memory, and paging may
+  hang a GPU that other programs share. Tensors under 4096 elements keep fp32 moments.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
 ) -> dict[str, torch.Tensor]:
-    """Return the state by ``<index of the parameter>.<name>``, on the CPU; a parameter that was never stepped has none."""
+    """Return the state by ``<index of a parameter>.<name>``, on the CPU; a parameter that was never updated has none."""
     return {
         f"{index}.{name}": torch.as_tensor(value).cpu().contiguous()
         for index, parameter in enumerate(parameters)

@@ -81,7 +81,7 @@ def look_ahead(context: TrainingContext, progress: Progress, rows: Sequence[Exam
         progress,
         retry=not context.budget.shard_base,
     )
-    # Not within the retry, which other processes need not make.
+    # Outside the retry, because all processes take part in this sum, but not all of them may repeat the pass.
     context.method.settle(context.distributed.sum(sums))
 
 
@@ -177,7 +177,7 @@ def retry_on_out_of_memory(
             smaller = plan_micro_batches(max(1, largest // 2))
             if max(batch.size for batch in smaller) >= largest:  # it has only the longest row
                 raise
-        _free_memory()  # here, not above: the exception's frames hold the failed pass's tensors
+        _free_memory()  # not above, where the exception's frames still hold the failed pass's tensors
         torch.set_rng_state(on_cpu)
         if on_gpu is not None:
             torch.cuda.set_rng_state(on_gpu)

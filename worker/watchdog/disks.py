@@ -37,7 +37,7 @@ class DiskCheck:
     Attributes:
         runs_dir: folder of the run folders.
         show: called after each check with its fault.
-        fault: found by the last check; None if it passed.
+        fault: fault that the last check found; None if it passed.
     """
 
     runs_dir: Path

@@ -186,7 +186,7 @@ class FusedMlp:
         return SwiGlu.apply(x, self.projections, scales, self.recomputes, *_flat_lora(self.projections))  # type: ignore[no-any-return, no-untyped-call]
 
     def _is_as_fused(self, x: Tensor) -> bool:
-        """Return whether the MLP is still as fused: unloading the adapter replaces the three modules."""
+        """Return whether the MLP still has the modules that were fused: unloading the adapter replaces all three."""
         return _can_fuse(self.projections, x) and all(
             getattr(self.mlp, name) is projection.module
             for name, projection in zip(SWIGLU, self.projections, strict=True)

@@ -63,7 +63,7 @@ class _FrozenHeadLogProbs(torch.autograd.Function):
             chosen, log_total = targets[rows, None], logits.logsumexp(-1, keepdim=True)
             log_probs[rows] = (logits.gather(-1, chosen) - log_total)[:, 0]
             if gradient is not None:
-                # Of log p(target): onehot less softmax.
+                # The gradient of log p(target): one-hot minus softmax.
                 negative = logits.sub_(log_total).exp_()
                 negative.scatter_add_(-1, chosen, torch.full_like(log_total, -1.0))
                 gradient[rows] = negative.neg_().to(weight.dtype) @ weight

@@ -170,7 +170,7 @@ def _nf4_config(quant: QuantSection, dtype: torch.dtype) -> BitsAndBytesConfig:
 
 
 def _keep_differentiable(model: torch.nn.Module) -> None:
-    """Forbid bitsandbytes its inference layout on CPUs with AVX512-BF16.
+    """Prevent bitsandbytes from using its inference layout on CPUs with AVX512-BF16.
 
     The first forward in eval mode (our first validation) would repack every weight for a bf16 kernel without a
     gradient, and training would continue with that: LoRA gradients would be silently wrong, and a resumed run would

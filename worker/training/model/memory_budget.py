@@ -30,8 +30,9 @@ from worker.training.model.kernels.choice import kernels_agree
 MAX_TOKENS = 65_536
 """Largest micro-batch in tokens: larger ones do not use an accelerator better."""
 ENOUGH_TOKENS = 4_096
-"""Tokens below which a smaller micro-batch is not preferred to recomputing activations in a larger one: recomputing takes a third
-more time, and a GPU computes 4,096 tokens nearly as fast as more."""
+"""Smallest micro-batch in tokens that is preferred to a larger one with recomputed activations. Recomputing takes a
+third more time, and a GPU computes micro-batches of 4,096 tokens nearly as fast as larger ones.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Budget:
     """A run's use of memory.
 
     Attributes:
-        tokens: most tokens of a micro-batch; a longer row is a micro-batch of its own.
+        tokens: largest number of tokens of a micro-batch; a longer row is a micro-batch of its own.
         recompute: activations that are recomputed in the backward pass.
         cache_dequantised: whether the frozen weights are also kept dequantised, which gives the same numbers without
             repeated work.
@@ -86,7 +87,8 @@ def choose_budget(
         largest = largest_step if processes == 1 else None
         budget = cpu_budget(contract, config, smallest(limit), available_memory() // processes, largest)
     else:
-        # Without kernels torch saves more, and sharded processes cannot try again with less.
+        # Without kernels torch saves more activations, and sharded processes cannot repeat a step in smaller
+        # micro-batches.
         kernels = bool(smallest(int(kernels_agree(device))))
         free, total = torch.cuda.mem_get_info(device)  # a serving replica may share the device
         own, free = smallest(memory_limit(contract, int(gpu_share() * total))), smallest(free)

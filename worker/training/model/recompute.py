@@ -10,7 +10,7 @@ from worker.training.model.kernels.blocks import Block
 
 
 def set_recompute(model: PeftModel, recompute: Recompute) -> None:
-    """Tell the model's blocks what to keep; call it after its layers are fused."""
+    """Set which activations the model's blocks keep; call it after its layers are fused."""
     if recompute is Recompute.BLOCKS:
         # Not reentrant, so the frozen embeddings' output needs no gradient for the blocks to be differentiated.
         model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})

@@ -48,7 +48,7 @@ class ComparedMethod(Method[RowT, BatchT]):
         self._has_warned = False
 
     def prepare(self, context: TrainingContext, resume: Path | None, working: Callable[[], None]) -> None:
-        """Take the reference's scores of every answer, or those that the checkpoint carries.
+        """Compute the reference's scores of every answer, or load those that the checkpoint carries.
 
         Raises:
             JobFailed: ``CHECKPOINT_MISMATCH``.

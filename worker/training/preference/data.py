@@ -68,7 +68,7 @@ def read_preferences(
 
 def _by_row(report: PreparationReport, sides: int) -> PreparationReport:
     """Return a report that counts rows, not their chats."""
-    refused = "template_refused"  # counted once a row already
+    refused = "template_refused"  # already counted once per row
     skipped = {reason: count if reason == refused else count // sides for reason, count in report.skipped.items()}
     lines = list(dict.fromkeys(report.skipped_lines))
     return replace(

@@ -57,7 +57,7 @@ def score_reference(context: TrainingContext, working: Callable[[], None]) -> to
                     log_probs = answer_log_probs(context.model, batch, context.device)
                     scores.view(-1)[batch.places] = log_probs.cpu()
                     working()
-    if context.distributed.size > 1:  # each process has scored its share, and the others' places are 0
+    if context.distributed.size > 1:  # each process has scored its share, and has 0 in the places of the other rows
         scores = torch.tensor(context.distributed.sum(scores.flatten().tolist())).float().view(-1, SCORES)
     if context.distributed.is_main:
         with disk_errors():

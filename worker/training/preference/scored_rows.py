@@ -104,7 +104,7 @@ def wanted_places(rows: Sequence[Example]) -> Sequence[int]:
     """Return the places of the rows whose answer the adapter should give."""
     if isinstance(rows, ScoredRows):
         return rows.wanted()
-    if isinstance(rows, PreparedRows):  # all of them are; they are not read for it
+    if isinstance(rows, PreparedRows):  # all answers of such rows are wanted, so no row is read
         return range(len(rows))
     return [at for at, row in enumerate(rows) if row.is_wanted]
 

@@ -65,7 +65,7 @@ class Telemetry:
         machine: the machine, for MFU and peak memory.
         skips: number of rows left out so far, by reason (``SKIP_REASONS``); :meth:`skipped` updates it.
         trajectory_clamped: rows whose trajectory weight was cut to its bounds.
-        trackers: already started.
+        trackers: trackers that are already started.
         quiet: whether to only keep the metrics and write nothing, because another process of the run writes them.
     """
 
@@ -195,7 +195,9 @@ class Telemetry:
         self._pace.mark()
 
     def replay(self, payload: Mapping[str, Any]) -> None:
-        """Report the rows of the replay file that are at risk; the time that scoring them took is not a step's."""
+        """Report the rows of the replay file that are at risk; the time that scoring them took does not count as a
+        step's.
+        """
         self.emit("replay", payload)
         self._pace.mark()
 

@@ -234,7 +234,7 @@ class _Evaluation:
             code = _code_of(error)
         self.causes.append(code)
         self.notes.append(f"{what} could not be made ({code}); the trainer's log has the reason.")
-        gc.collect()  # here, not above: the exception's frames hold the failed pass's tensors
+        gc.collect()  # not above, where the exception's frames still hold the failed pass's tensors
         # After some errors a device refuses everything; the adapter is written, and the run has succeeded.
         with suppress(RuntimeError):
             torch.cuda.empty_cache()
@@ -290,7 +290,7 @@ class _Evaluation:
         return self._rows[self._places[number]].answer
 
     def read(self, answer_count: int) -> None:
-        """Read the prompts of `wanted` sample answers, and of the general questions."""
+        """Read the prompts of ``answer_count`` sample answers, and of the general questions."""
         if not answer_count:
             self.notes.append("Sample answers are left out because of the operator's setting.")
             return

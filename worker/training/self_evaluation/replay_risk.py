@@ -20,7 +20,7 @@ from worker.training.self_evaluation.scores import score_rows
 from worker.training.trainer import TrainingContext
 
 AT_RISK_NATS = 0.1
-"""A row is at risk if its loss per token has risen by more; as in the original."""
+"""A row is at risk if its loss per token has risen by more than this, as in the original."""
 
 
 def rank_by_risk(rows: Sequence[int], reference: Sequence[float], losses: Sequence[float]) -> list[int]:

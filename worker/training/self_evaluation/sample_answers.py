@@ -45,7 +45,7 @@ def read_prompts(
         path: the JSONL file with the rows.
         lines: 1-based; only the first ``MAX_CANDIDATES`` are tried.
         count: number of prompts.
-        limit: most tokens of a prompt.
+        limit: largest number of tokens of a prompt.
         parse: reads a line as the training method does.
     """
     candidates = list(lines[:MAX_CANDIDATES])
