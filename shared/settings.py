@@ -108,7 +108,7 @@ class Settings(BaseSettings):
     webhook_allowed: Annotated[list[str], NoDecode] = Field(
         default_factory=list,
         description=(
-            "Hosts and networks that webhooks may be sent to although not public, comma-separated; also over http://."
+            "Hosts and networks that webhooks may be sent to although they are not public, comma-separated; also over http://."
         ),
     )
     log_format: LogFormat = Field(

@@ -128,7 +128,7 @@ class WorkerRegistry:
 
 
 def common_machine(machines: Sequence[WorkerMachine]) -> WorkerMachine | None:
-    """Return the resources that all of these workers have: the minimum of each; None without workers."""
+    """Return the resources that all of these workers have, which are the minimum of each; None without workers."""
     gpus = [machine for machine in machines if machine.device == "cuda"]
     if not machines:
         return None

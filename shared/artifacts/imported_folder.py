@@ -135,7 +135,7 @@ def keeps_head(key: str, b: Any, base: TargetBase) -> bool:
     raise ArtifactInvalid(
         Code.NOT_SERVABLE_HEAD,
         f"The adapter changes lm_head as {key}, {reason}.",
-        remedy="Train it again without lm_head, or use a base with an untied head that is adapted.",
+        remedy="Train it again without lm_head, or use a base with an untied head that vLLM can adapt.",
         param=HEAD,
     )
 

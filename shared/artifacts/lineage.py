@@ -16,7 +16,7 @@ class Lineage(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     code_version: str = Field(description="Version of Mens.")
-    code_commit: str | None = Field(None, description="Its commit, where one is known.")
+    code_commit: str | None = Field(None, description="Commit of its sources, if known.")
     code_digest: Sha256 = Field(description="SHA-256 over the sources of `worker` and `shared`.")
     environment_digest: Sha256 = Field(description="SHA-256 over every installed package with its version.")
     packages: dict[str, str] = Field(description="Packages that compute → version.")

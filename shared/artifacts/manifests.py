@@ -198,7 +198,7 @@ def verify_adapter(folder: Path, manifest: AdapterManifest, base_tensors: dict[s
 
     Args:
         folder: holds the files that the manifest names.
-        manifest: already checked against its own digest.
+        manifest: the manifest, which was already checked against its own digest.
         base_tensors: the base model's tensors; when given, every A and B must fit its base tensor.
 
     Raises:

@@ -115,7 +115,7 @@ class Storage(Protocol):
 
         Args:
             sha256: the blob's name.
-            verify: also read the bytes and compare them with the name.
+            verify: whether to read the bytes and compare them with the name.
 
         Raises:
             NotFound: ``STORAGE_OBJECT_MISSING``.

@@ -59,7 +59,8 @@ class Mixer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationBytes:
-    """Bytes per token that a block of full attention saves for the backward pass, for each unit of a size.
+    """Bytes per token that a block of full attention saves for the backward pass: a factor for each size of the config,
+    and a constant.
 
     Counted from autograd for transformers 5.19 with PEFT 0.21. In fp32 PEFT's LoRA layers of a block share their
     inputs; below fp32 each saves its own fp32 copy.

@@ -9,8 +9,7 @@ from shared.base_models.gguf_file import GgufHeader, unsupported
 from shared.errors import ArtifactInvalid, Code
 
 ARCHITECTURES = {"qwen35": "qwen3_5_text"} | {name: name for name in FAMILY_OF_MODEL_TYPE if "_" not in name}
-"""``general.architecture`` → ``model_type`` of a config.json. Mistral's files name ``llama``, whose tensors they have.
-"""
+"""``general.architecture`` → ``model_type`` of a config. Mistral's files name ``llama``, whose tensors they have."""
 ROPE_FACTORS = "rope_freqs.weight"
 MERGED_WHOLE = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
 """Pre-tokenizers that use a whole piece as one token if it is in the vocabulary, whatever the merges say."""

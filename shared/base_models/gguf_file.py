@@ -50,9 +50,9 @@ class GgufHeader:
     """A GGUF file's header.
 
     Attributes:
-        architecture: as llama.cpp names it, e.g. ``llama`` or ``qwen35``.
+        architecture: llama.cpp's name of the architecture, e.g. ``llama`` or ``qwen35``.
         metadata: numbers and strings by key; for an array, the number of its elements.
-        tensors: by name.
+        tensors: the tensors by name.
     """
 
     architecture: str

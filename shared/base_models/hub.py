@@ -109,7 +109,7 @@ def _hub_error(repo: str, revision: str, error: Exception) -> MensError:
 
 
 def _status(error: Exception) -> int | None:
-    """Return the HTTP status of the hub's response, or None without a response."""
+    """Return the HTTP status of the hub's response; None if the hub did not respond."""
     return error.response.status_code if isinstance(error, HfHubHTTPError) else None
 
 

@@ -23,8 +23,8 @@ class Diagnostic:
         code: its kind: ``syntax``, ``name``, ``type``; ``too_long``, ``too_complex`` and ``time_limit`` if not
             checkable.
         message: what is wrong, as the language's own tool says it.
-        line: from 1; None where the fault has no place.
-        column: from 1.
+        line: line number, from 1; None if the fault has no place.
+        column: column number, from 1.
     """
 
     code: str

@@ -99,7 +99,7 @@ class _Pass:
     Args:
         text: its lines end with a line feed.
         tree: the text's syntax tree.
-        shapes: those of all classes of node.
+        shapes: shapes of all classes of node.
     """
 
     def __init__(self, text: str, tree: ast.Module, shapes: Shapes) -> None:
@@ -380,7 +380,7 @@ def find_units(text: str, shapes: Shapes) -> Units:
     """Divide a file; see :class:`shared.checkers.unit.UnitFinder`.
 
     Args:
-        shapes: those of :func:`shapes_of`.
+        shapes: shapes from :func:`shapes_of`.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     try:

@@ -30,9 +30,9 @@ class Unit:
         docstring: docstring of code; the comment before a query; the sentence before a block.
         head_lines: how many lines of ``code`` are signature and docstring; 0 if the body begins on the same line.
         context: the imports that it uses, one per line; the tables that a query reads.
-        uses: other names that it uses of its module.
-        constructs: number of constructs of each kind, as :attr:`shared.checkers.checker.Check.constructs`.
-        size: as :attr:`shared.checkers.checker.Check.size`.
+        uses: other names of its module that it uses.
+        constructs: number of constructs of each kind, as in :attr:`shared.checkers.checker.Check.constructs`.
+        size: amount of code that does something, as in :attr:`shared.checkers.checker.Check.size`.
         ast_hash: SHA-256 of its tree; equal for copies with other names, comments, docstrings and layout.
         difficulty: the unit's difficulty from 1 to 10; see :func:`difficulty_of`.
     """

@@ -48,7 +48,7 @@ def highest_difficulty(contract: FineTuneContract, epoch: int) -> int:
 
 
 def phase_of(contract: FineTuneContract, epoch: int) -> str | None:
-    """Return the schedule's name for this epoch: its own or the last one; None without a curriculum or names."""
+    """Return the schedule's name for this epoch, or its last name for later epochs; None without a curriculum or names."""
     schedule = contract.exec.curriculum_schedule
     if not (contract.curriculum.enabled and schedule and schedule.curriculum_phases):
         return None

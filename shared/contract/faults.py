@@ -23,8 +23,8 @@ def reason_of(fault: Mapping[str, Any]) -> str:
 
 
 def unknown_before_missing(faults: Sequence[FaultT]) -> list[FaultT]:
-    """Order the faults as pydantic does, but with an unknown field next to a missing one, or deeper, first: it is the
-    mistake.
+    """Order the faults as pydantic does, except that an unknown field next to or below a missing one comes first,
+    because it is the mistake.
 
     Args:
         faults: pydantic's; at least one.

@@ -10,8 +10,8 @@
   than 500 rows have bounds too.
 - **domain**: a profile of `data/domain_profiles.json` over that file's defaults; it names the adapter.
 - **parent**: values of the adapter that the run continues from (`shared/preflight/parents.py`).
-- **data**: a length that was left out, from the longest row (`shared/preflight/sequence_length.py`).
-- **machine**: a precision that was left out, from the machine's memory (`shared/preflight/base_precision.py`).
+- **data**: the length, if it was left out, from the longest row (`shared/preflight/sequence_length.py`).
+- **machine**: the precision, if it was left out, from the machine's memory (`shared/preflight/base_precision.py`).
 - **explicit**: a value that the caller set, even null. It is never changed.
 
 Finally, values that are not explicit are lowered to fit other fields: the limits of a mobile target, and a loss window

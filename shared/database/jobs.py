@@ -204,7 +204,7 @@ class Jobs:
         return [memory_accuracy(device, of_device) for device, of_device in sorted(errors.items())]
 
     def training_rate(self, base_model: str) -> TrainingRate | None:
-        """Return the speed of the last job that tuned a base on this installation; None without one."""
+        """Return the speed of the last job that tuned a base on this installation; None if no job has a speed."""
         columns = (JobRow.id, JobRow.attempt, JobRow.started_at, JobRow.finished_at)
         query = self._results().add_columns(*columns).where(JobRow.base_model == base_model)
         with self._db.read() as session:

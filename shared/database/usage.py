@@ -1,6 +1,6 @@
 """Usage: requests and tokens per key, model and day. The API counts them and adds the counts to the rows.
 
-Counts are added to rows, never set, so that several API processes can count concurrently.
+Counts are added to the rows' values and never overwrite them, so several API processes can count concurrently.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class UsageLine(Value):
 
 
 class Period(NamedTuple):
-    """Days, both included, UTC."""
+    """A range of days in UTC, both ends included."""
 
     first: date
     last: date

@@ -112,7 +112,8 @@ class _Texts:
 
     Attributes:
         data: a space, and the strings' bytes in lower case, one space after each word; padding, which has no spaces.
-        offsets: where in ``data`` each string begins, and where the last ends. A string without words is empty.
+        offsets: places in ``data`` at which the strings begin, and the end of the last one. A string without words is
+            empty.
     """
 
     data: NDArray[np.uint8]

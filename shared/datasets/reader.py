@@ -117,7 +117,7 @@ def read_records(
     """Yield (line number, record) of the valid lines; the others are counted in ``report``.
 
     Args:
-        first_line: number of the first of the lines, where they are a later part of a file.
+        first_line: number of the first line, if the lines are a later part of a file.
         keys: decoder that learns the unused keys, if other lines of the file come before or after these.
     """
     stream, keys = line_stream(lines, is_start=first_line == 1), keys or KeyDecoder()

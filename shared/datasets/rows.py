@@ -171,7 +171,7 @@ class Record(Labels, frozen=True, gc=False, forbid_unknown_fields=True):
         return turns
 
     def pair(self) -> tuple[str | None, str | None]:
-        """Return prompt and response, each under the first of its names that has a value; None without either.
+        """Return prompt and response, each from the first of its names that has a value; None for a missing one.
 
         The subject of an instruction (``input``, ``context``) follows on a separate line, as in LLaMA-Factory.
         """

@@ -118,7 +118,7 @@ class Translated:
     Attributes:
         record: the record, as if it had been written in this form; its turns are not checked yet.
         unused_keys: keys with a value that is not used, those of a turn as ``messages[].key``.
-        all_keys: those of the row and of its turns that mean nothing here, also those with an empty value.
+        all_keys: keys of the row and of its turns that have no meaning here, including keys with an empty value.
         conversions: names of the parts that had another form.
     """
 

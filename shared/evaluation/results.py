@@ -42,7 +42,7 @@ class Totals(BaseModel):
 
     Attributes:
         incumbent_criteria: criteria of the second model.
-        usage: by the name of the model, judging models included.
+        usage: usage by the model's name, including judging models.
         sandbox: the weakest level at which criteria ran code, in any attempt; None: none did.
         unrepeatable: for each criterion that runs code, the number of answers to the first ten items that it scored
             differently the second time.

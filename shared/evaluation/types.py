@@ -93,7 +93,7 @@ class FileContent(GraderValue):
 
 
 class FileId(GraderValue):
-    """Rows of an uploaded JSONL file: ``{"item": …}``, with ``sample`` where it was answered."""
+    """Rows of an uploaded JSONL file: ``{"item": …}``, with ``sample`` if the row was already answered."""
 
     type: Literal["file_id"]
     id: str

@@ -37,7 +37,7 @@ def judge(policy: GatePolicy, evidence: Evidence, name: str = "policy") -> Recei
 
     Args:
         policy: its gates and runs.
-        evidence: on the adapter.
+        evidence: evidence on the adapter.
         name: name that the policy is stored under.
     """
     alpha = spent_alpha(1 - CONFIDENCE, evidence.attempt) if evidence.attempt else 1 - CONFIDENCE

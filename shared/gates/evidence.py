@@ -140,11 +140,11 @@ class Evidence(Evidenced):
 
     Attributes:
         compared_with: id of the incumbent; for a new alias, id of the parent or name of the base; None: no items were compared.
-        runs: by the policy's name for them; failed ones are absent.
+        runs: runs by the policy's name for them; failed runs are absent.
         missing: why a run is absent, by its name.
         shadows: outcomes of copied requests for the alias, by the eval that judged them.
         cycles: scorecards of the candidate and the incumbent.
-        cycles_from: when the cycles' file was uploaded: scorecards have no time of their own.
+        cycles_from: time at which the cycles' file was uploaded, because scorecards do not contain a time.
         forget: answers of the candidate and of the model from which its training started; None: no gate needs them.
         attempt: number of receipts under this policy of this adapter against this incumbent, this one included, if a
             run draws new answers each time; else 0: the same answers are judged again.

@@ -88,7 +88,7 @@ def hopeless_gates(
 
     Args:
         policy: its gates and runs.
-        facts: by the policy's name for the run; a missing run is not judged.
+        facts: facts about each run, by the policy's name for it; a missing run is not judged.
         training: what a job's preflight says of its training; None: not known.
         is_imported: whether the adapter was not trained here, so that no report of its training exists.
         compares: whether the alias has an incumbent, or the base is one.

@@ -67,7 +67,7 @@ class RunTemplate(Closed):
     )
     max_completion_tokens: StrictInt = Field(128, ge=1)
     max_age_days: Positive | None = Field(
-        None, description="Oldest evidence of this run that counts, in days; left out: the policy's limit."
+        None, description="Oldest evidence of this run that counts, in days; if left out, the policy's limit applies."
     )
 
     @model_serializer(mode="wrap")
@@ -138,10 +138,10 @@ class CyclesGate(Gate):
 
     min_cycles: StrictInt = Field(2, ge=2, le=16, description="Distinct cycles: their tasks or training seeds differ.")
     candidate_backend: Backend | None = Field(
-        None, description="Backend of the candidate in every cycle, such as `burn`; left out: any."
+        None, description="Backend of the candidate in every cycle, such as `burn`; if left out, any backend."
     )
     incumbent_backend: Backend | None = Field(
-        None, description="Backend of the incumbent in every cycle, such as `qlora`; left out: any."
+        None, description="Backend of the incumbent in every cycle, such as `qlora`; if left out, any backend."
     )
 
 
@@ -164,11 +164,15 @@ class EvalLocal(RunGate):
 class PassAtK(RunGate):
     """Enough tasks are solved, and not fewer than the incumbent solves."""
 
-    k: StrictInt | None = Field(None, ge=1, description="Answers that may be tried; left out, the run's samples.")
+    k: StrictInt | None = Field(
+        None, ge=1, description="Number of answers that may be tried; if left out, the run's samples."
+    )
     min_pass_at_1: Share = 0.25
     min_pass_at_k: Share = 0.50
     max_regression_drop: Margin = 0.03
-    criterion: str | None = Field(None, description="Criterion that counts as solved; left out: all criteria pass.")
+    criterion: str | None = Field(
+        None, description="Criterion that counts as solved; if left out, all criteria must pass."
+    )
 
 
 class CollateralDamage(RunGate):
@@ -230,7 +234,7 @@ class ReviewRecurrence(RunGate):
 class EvalGate(RunGate):
     """A custom gate on an eval: a minimum score, a maximum loss against the incumbent, a minimum win rate, or several."""
 
-    criterion: str | None = Field(None, description="Name of one criterion; left out: all criteria pass.")
+    criterion: str | None = Field(None, description="Name of one criterion; if left out, all criteria must pass.")
     min_score: Share | None = None
     max_loss: Margin | None = Field(
         None, description="Non-inferiority: largest allowed loss of the mean against the incumbent."

@@ -102,7 +102,7 @@ def tool_calls_are_valid(calls: Iterable[Any], tools: Iterable[Mapping[str, Any]
 
     Args:
         calls: ``tool_calls`` of a message.
-        tools: as in a chat request.
+        tools: the tools of a chat request.
 
     Raises:
         InvalidRequest: ``GRADER_INVALID``: a tool's parameters are not a JSON Schema.

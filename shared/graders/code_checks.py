@@ -54,7 +54,7 @@ def passes_code_check(
 
     Args:
         checkers: a running child process; without it one is started for this call, which takes a tenth of a second.
-        sandbox: where compilers run.
+        sandbox: sandbox in which compilers run.
 
     Raises:
         InvalidRequest: as :func:`require_code_check`.

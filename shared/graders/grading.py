@@ -110,7 +110,7 @@ def check_runnable(grader: Grader, sandbox: Sandbox | None = None, *, embeds: bo
     """Raise an error unless a grader can be run here for every answer; checks the parts of ``multi`` graders too.
 
     Args:
-        sandbox: where code and compilers run; without it they are refused.
+        sandbox: sandbox in which code and compilers run; without it they are refused.
         embeds: whether a model for embeddings is available, which ``cosine`` needs.
 
     Raises:
@@ -180,7 +180,7 @@ def grade(
         sample: the value of ``sample`` in templates; :func:`make_sample` makes one.
         ask: sends the requests of model graders; without it they are refused.
         checkers: checks code; without it a process is started for each check.
-        sandbox: where code and compilers run; without it they are refused.
+        sandbox: sandbox in which code and compilers run; without it they are refused.
         embed: makes the embeddings of ``cosine``; without it that is refused.
 
     Raises:

@@ -154,7 +154,7 @@ class SamplingParams(GraderValue):
 
 
 class ScoreModel(NamedGrader):
-    """The number that a model gives."""
+    """The score that a judging model gives."""
 
     type: Literal["score_model"]
     input: Annotated[list[GraderMessage], Field(min_length=1)]
@@ -211,7 +211,9 @@ class ExpectedCall(GraderValue):
 
 
 class ToolCallCheck(GraderValue):
-    """1 when the answer's tool calls are calls of these tools with arguments that their schemas describe, and the expected ones."""
+    """1 when every tool call of the answer names one of these tools, with arguments that are valid by its schema, and
+    the calls equal the expected ones.
+    """
 
     check: Literal["tool_calls"]
     tools: list[dict[str, Any]] | None = Field(None, description="As in a chat request.")

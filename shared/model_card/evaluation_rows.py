@@ -111,7 +111,7 @@ def compare_losses(base: Sequence[RowScore], tuned: Sequence[RowScore]) -> Paire
 
 
 def compare_accuracies(base: Sequence[RowScore], tuned: Sequence[RowScore]) -> PairedMeasure | None:
-    """Compare the share of supervised tokens that the arg-max predicts; None without any."""
+    """Compare the share of supervised tokens that the arg-max predicts; None without such tokens."""
     pairs = [(old, new) for old, new in zip(base, tuned, strict=True) if old.targets]
     if not pairs:
         return None
@@ -192,7 +192,7 @@ def answer_in_time(
 
     Args:
         deadline: monotonic seconds. A batch begun by then is finished, and the first samples are always requested.
-        advance: called with an activity, the part of it that is done, and the whole.
+        advance: called with an activity, how much of it is done, and its total.
     """
     base: list[WrittenAnswer] = []
     tuned: list[WrittenAnswer] = []

@@ -86,7 +86,9 @@ def quotation(text: str) -> str:
 
 
 def started_from(ancestors: Sequence[ParentRef]) -> str:
-    """Return the section on the adapters that an adapter was continued from, its parent first; empty without any."""
+    """Return the section on the adapters that an adapter was continued from, its parent first; empty if it was not
+    continued.
+    """
     if not ancestors:
         return ""
     rows = [(ancestor.id, ancestor.step) for ancestor in ancestors]

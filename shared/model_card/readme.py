@@ -45,7 +45,7 @@ class AdapterRecord(BaseModel):
         license: the base's licence, from the catalogue.
         job: the job that made the adapter: its ``plan``, ``contract`` and ``result``; None if no job of this tenant
             made it.
-        certificates: by replica, see docs/certificates.md.
+        certificates: certificates by replica; see docs/certificates.md.
         receipts: outcomes of judging it by policies, newest first: id, policy, outcome, expiry.
         ancestors: the adapters that it was continued from, its parent first, as far as they are recorded.
     """

@@ -32,7 +32,7 @@ def log_ids(**ids: str) -> Iterator[None]:
 
 
 def begin_ids(**ids: str) -> Token[Mapping[str, str]]:
-    """Begin a block of log lines with these ids. Faster than a context manager, because every request does it."""
+    """Begin a block as :func:`log_ids` does, but without the cost of a context manager, which every request would pay."""
     return _ids.set({**_ids.get(), **ids})
 
 

@@ -48,7 +48,7 @@ class MetricsListener:
     Args:
         registry: registry of this process.
         host: address to listen on.
-        port: to listen on.
+        port: port to listen on; 0: the system chooses one.
         key: bearer token that a scraper has to send; empty: not required, on loopback only.
 
     Raises:

@@ -45,7 +45,7 @@ def preflight_model(folder: Path, *, tokenizer_mode: TokenizerMode | str, strict
     """Check a model folder.
 
     Args:
-        folder: as transformers would load it; files may be links, as in a hub cache.
+        folder: folder that transformers could load; files may be links, as in a hub cache.
         tokenizer_mode: the contract's choice.
         strict: missing or misshapen tensors are errors; else they are notes, and the report names what is incomplete.
 

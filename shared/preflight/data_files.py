@@ -63,11 +63,11 @@ class Findings:
     """Findings on the files of a job.
 
     Attributes:
-        data: on the training file and the validation file.
-        replay: on the replay file, if any.
+        data: report on the training file and the validation file.
+        replay: report on the replay file, if any.
         supervision: supervision report by file; the training file's is always present.
         index: index of the training file's rows, or of the prompts of its preferences.
-        lines: those rows or prompts that the trainer will use, as :meth:`trained_on` counts them.
+        lines: lines of the rows or prompts that the trainer will use, as :meth:`trained_on` counts them.
         rated: counts of the answers that are not held out, in a training file of rated answers.
         held_out: number of lines that are held out.
     """

@@ -21,9 +21,9 @@ def machine_of(
     """Make a preflight's machine from a worker's report.
 
     Args:
-        worker: where the job will train; None: nothing is known of it.
+        worker: the machine that the job will train on; None: unknown.
         limits: limits of the serving tier.
-        tokens_per_second: as for :class:`Machine`; so are ``measured_by``, ``other_seconds``, ``origin``, ``quant_base`` and ``thorough``.
+        tokens_per_second, measured_by, other_seconds, origin, quant_base, thorough: see :class:`Machine`.
     """
     if worker is None:
         return Machine(

@@ -118,7 +118,7 @@ def head_bytes(config: ModelConfig, compute_bytes: int) -> int:
 
 
 def cache_bytes(contract: FineTuneContract, config: ModelConfig, element_bytes: int) -> int:
-    """Return the size of all quantised weights when kept dequantised; 0 without any."""
+    """Return the size of all quantised weights when kept dequantised; 0 if no weight is quantised."""
     if contract.quant.base is BaseQuant.NONE:
         return 0
     return element_bytes * sum(inputs * outputs for inputs, outputs in linear_layers(config).values())

@@ -86,7 +86,7 @@ class ServingLimits(PreflightValue):
         bases: the bases that its replicas serve; empty when nothing is known.
         max_model_len: longest context in tokens; None for the model's own.
         families: architectures that can take an adapter.
-        head_families: those of them whose untied ``lm_head`` can; empty if a replica runs on a GPU.
+        head_families: the families whose untied ``lm_head`` can take one too; empty if a replica runs on a GPU.
         weights: which of the base's weights the replicas serve; None when nothing is known.
     """
 

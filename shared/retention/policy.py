@@ -124,7 +124,7 @@ def adapters_to_delete(
 def adapter_ends(
     adapters: Iterable[StoredAdapter], uses: Uses, policy: Policy, now: datetime
 ) -> Iterator[tuple[StoredAdapter, datetime]]:
-    """Yield the adapters that will be deleted if no use of them changes, each with the earliest time."""
+    """Yield the adapters that will be deleted if their uses do not change, each with the earliest time of its deletion."""
     stored = list(adapters)
     due = {adapter for adapter, _ in adapters_to_delete(stored, uses, policy, now)}
     for adapter in stored:
@@ -150,9 +150,9 @@ def models_to_delete(jobs: Iterable[PastJob], needed: Collection[str], policy: P
     one.
 
     Args:
-        jobs: all finished ones.
+        jobs: all finished jobs.
         needed: digests that unfinished jobs might make again.
-        policy: how long they are kept.
+        policy: policy with the time for which models are kept.
         now: the time.
     """
     made: dict[str, datetime] = {}
@@ -168,9 +168,9 @@ def unreferenced_to_remove(
     """Return the digests of the stored folders to remove.
 
     Args:
-        stored: all of a kind.
+        stored: all stored folders of a kind.
         referenced: digests that a job accounts for: it stored them, or is about to.
-        policy: how long all other objects are kept.
+        policy: policy with the time for which unreferenced folders are kept.
         now: the time.
     """
     return [
@@ -184,7 +184,7 @@ def prepared_to_remove(files: Iterable[PreparedFile], in_use_since: datetime | N
     """Return the names of the prepared files to remove so that the others fit.
 
     Args:
-        files: all in the cache.
+        files: all files in the cache.
         in_use_since: when the first of the running jobs began: it may read any file used since; None: no job runs.
         policy: policy with the bound on bytes.
     """

@@ -130,7 +130,7 @@ def _reason(queue: FairQueue, job: QueuedJob, before: _Started | None, now: floa
 
 
 def typical_seconds(past: Sequence[float]) -> float | None:
-    """Return the usual duration of a job, the median of similar ones; None without any."""
+    """Return the usual duration of a job: the median of the given past durations; None if they are empty."""
     return statistics.median(past) if past else None
 
 
@@ -144,7 +144,7 @@ class StartError:
 
 
 def start_error(errors: Sequence[float]) -> StartError | None:
-    """Return median and 90th percentile of the absolute errors; None without any."""
+    """Return the median and the 90th percentile of the absolute errors; None without errors."""
     if not errors:
         return None
     absolute = sorted(map(abs, errors))

@@ -81,7 +81,7 @@ def cluster_bca_interval(
     """Return the BCa bootstrap interval of the mean of all values, with whole groups redrawn.
 
     Args:
-        clusters: at least one.
+        clusters: the groups, at least one.
         confidence: confidence of each end alone.
         resamples: how often the groups are drawn.
     """

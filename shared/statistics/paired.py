@@ -37,7 +37,7 @@ class Comparison:
     """Scores of two models on the same items; higher is better.
 
     Attributes:
-        old: mean score of the old model; None without any item.
+        old: mean score of the old model; None without items.
         new: mean score of the new model.
         difference: mean of ``new - old``.
         interval: the difference's interval; each end is one-sided at the requested confidence.

@@ -33,7 +33,7 @@ def bca_interval(values: Sequence[float], confidence: float, resamples: int = RE
     Source: Efron, "Better bootstrap confidence intervals" (1987).
 
     Args:
-        values: at least one.
+        values: the observed values, at least one.
         confidence: confidence of each end alone; .95 makes a two-sided interval of 90 %.
         resamples: number of times that the values are redrawn.
     """

@@ -17,7 +17,7 @@ class WinRate:
     """Share of items on which a new model's answer is better than an old model's.
 
     Attributes:
-        rate: (wins + ties / 2) / items; None without any item.
+        rate: (wins + ties / 2) / items; None without items.
         interval: the rate's interval; each end is one-sided at the requested confidence.
     """
 

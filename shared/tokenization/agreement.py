@@ -19,7 +19,7 @@ ONE_TOKENIZER = (
 def first_difference(
     tokenizer: Tokenizer, encode: Callable[[str], Sequence[int]], texts: Iterable[str] = ()
 ) -> str | None:
-    """Return the first string that another library tokenises differently; None without such a string.
+    """Return the first string that another library tokenises differently; None if all agree.
 
     Args:
         tokenizer: the base's, as the label builder reads it.

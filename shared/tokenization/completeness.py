@@ -48,7 +48,7 @@ def check_complete(
     """Refuse a row if a part of it is not in the rendered chat.
 
     Args:
-        messages, tools: as passed to the template.
+        messages, tools: arguments of the template.
         text: its output.
 
     Returns:

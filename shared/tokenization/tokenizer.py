@@ -52,9 +52,9 @@ class Tokenizer:
         end_ids: tokens that end a turn or a document; generation stops at them.
         end_token: the token that the template writes after an assistant's turn; it may differ from the base's EOS.
             None when the template writes none.
-        configured_ends: those of ``end_ids`` that the base's config files name; other programs stop only at these.
+        configured_ends: the ``end_ids`` that the base's config files name; other programs stop only at these.
         options: a contract's options for rendering chats.
-        embedding_rows: the base's number of embedding rows, by its config.json; None without that file.
+        embedding_rows: number of rows of the base's embedding, from its config.json; None if that file is missing.
     """
 
     backend: tokenizers.Tokenizer

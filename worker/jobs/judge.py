@@ -243,7 +243,7 @@ def _incumbent(attempt: Attempt, alias: str, adapters: Adapters) -> Adapter | No
 
 
 def _compared_with(adapter: Adapter, incumbent: Adapter | None, adapters: Adapters, policy: GatePolicy) -> str | None:
-    """Return the model that an adapter is compared with; None without a comparison."""
+    """Return the model that an adapter is compared with; None if it is compared with none."""
     if incumbent:
         return incumbent.id
     if policy.without_incumbent == "not_applicable":

@@ -165,7 +165,7 @@ class DistributedContext:
         """Return a short ASCII string of every process, by rank.
 
         Args:
-            note: at most ``NOTE_BYTES`` characters; a longer one is cut.
+            note: the string, which is cut after ``NOTE_BYTES`` characters.
         """
         if self.size == 1:
             return [note]

@@ -61,7 +61,7 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
 ) -> dict[str, torch.Tensor]:
-    """Return the state by ``<index of a parameter>.<name>``, on the CPU; a parameter that was never updated has none."""
+    """Return the state by ``<index of a parameter>.<name>``, on the CPU; parameters that were never updated have none."""
     return {
         f"{index}.{name}": torch.as_tensor(value).cpu().contiguous()
         for index, parameter in enumerate(parameters)

@@ -6,7 +6,7 @@ import math
 
 
 def learning_rate(step: int, total: int, peak: float, warmup: int) -> float:
-    """Rate of the 0-based optimizer step: linear warm-up ``peak·(step+1)/warmup``, then a cosine to 0 over the rest."""
+    """Return the rate of the 0-based optimizer step: linear warm-up ``peak·(step+1)/warmup``, then a cosine to 0."""
     if step < warmup:
         return peak * (step + 1) / warmup
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))

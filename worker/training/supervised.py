@@ -73,8 +73,8 @@ def _documents(batch: MicroBatch, there: MicroBatch) -> dict[str, object]:
     """Return the arguments that `worker/training/model/attention.py` needs to keep documents apart.
 
     Args:
-        batch: on the CPU, where the longest document is found without waiting for the device.
-        there: the same on the device.
+        batch: micro-batch on the CPU, where the longest document is found without waiting for the device.
+        there: the same micro-batch on the device.
     """
     if batch.boundaries is None:
         return {}

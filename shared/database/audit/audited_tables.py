@@ -41,7 +41,7 @@ class AuditedTable:
     Attributes:
         action: name of a change, ``object.verb``; None: it is not audited.
         fields: fields of a row; changes of other fields are not audited.
-        concealed: those among them whose values are secrets.
+        concealed: the fields whose values are secrets.
         shortened: functions that remove secrets from values that may hold one.
         object_id: the id that the API gives to a row's object.
         recorded: the changes that a row records, if it is a history line; None: those of the row's fields.

@@ -104,7 +104,7 @@ class SignIns:
         """Sign in with a code, which is used up; like :meth:`create`.
 
         Args:
-            code: from :meth:`create_code`.
+            code: code that :meth:`create_code` returned.
             challenge: SHA-256 of the page's token, in hex.
             address: the client's, for the audit log.
 
@@ -145,7 +145,7 @@ class SignIns:
         """Return a sign-in that has begun, which is used up.
 
         Args:
-            state: from :meth:`begin`, as the provider's answer repeats it.
+            state: state that :meth:`begin` returned, as the provider's answer repeats it.
             token: token of the page that has begun; no other browser has it.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Results of a run's items: added by the worker that holds the job's lease, read by everybody who sees the run."""
+"""Results of a run's items: added by the worker that holds the job's lease, read by every caller who sees the run."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class EvalItems:
         Args:
             after: position of the last item of the page before.
             limit: the page's size.
-            newest_first: from the last position to the first.
+            newest_first: whether the last position comes first.
             status: status of the items; None: any.
         """
         order = EvalItemRow.position.desc() if newest_first else EvalItemRow.position.asc()

@@ -121,6 +121,6 @@ def lock_tenant(session: Session, tenant: TenantName) -> None:
 
 
 def _lock(session: Session, name: str) -> None:
-    """Lock a name until the transaction ends. On SQLite all writers wait for each other anyhow."""
+    """Lock a name until the transaction ends. On SQLite all writers wait for each other in any case."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))

@@ -62,8 +62,8 @@ class ShadowComparisons:
         self._tenant = tenant
 
     def add(self, pair: ShadowPair, counts: PairCounts, is_worse: Callable[[int, int], bool]) -> ShadowComparison:
-        """Add counts to a comparison and evaluate it, in one transaction. After a comparison has shown a loss, its
-        counts stay.
+        """Add counts to a comparison and evaluate it, in one transaction. Once a comparison has shown a loss, its
+        counts no longer change.
 
         Args:
             is_worse: whether this many losses and wins show that the candidate is worse.

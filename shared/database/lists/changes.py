@@ -45,7 +45,8 @@ class ChangedJobs(NamedTuple):
 def changed_jobs(
     database: Database, since: datetime | None, tenants: Sequence[TenantName] | None = None, limit: int = MAX_CHANGES
 ) -> ChangedJobs:
-    """Return the jobs of all tenants, or of some, changed since a time; None: return the database's time alone.
+    """Return the jobs of all tenants, or of some, that changed since a time; without a time, only the time of the
+    query.
 
     A change is visible only after its transaction has ended, so it may appear after a change with a later time. Callers
     therefore read the last few seconds again. Changes by a process of the previous release are not found.

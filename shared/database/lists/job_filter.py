@@ -28,7 +28,7 @@ class JobFilter:
         created_before: it was created before this time.
         text: part of its name or base, or the beginning or end of its id.
         labels: labels that it must have.
-        has_labels: whether it must have labels or must have none; None: either way.
+        has_labels: True: it must have labels; False: it must not have labels; None: both are allowed.
     """
 
     kind: Kind | None = None

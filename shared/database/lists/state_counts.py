@@ -12,7 +12,7 @@ from shared.database.tenancy import TenantName, visible_to
 
 
 def count_states(database: Database, tenant: TenantName, which: JobFilter) -> dict[JobState, int]:
-    """Return the number of jobs that a tenant sees in each state; states without any are left out."""
+    """Return the number of jobs that a tenant sees in each state; states without jobs are left out."""
     query = select(JobRow.state, func.count()).where(
         JobRow.tenant.in_(visible_to(tenant)), *which.conditions(is_sqlite=database.is_sqlite)
     )

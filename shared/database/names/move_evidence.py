@@ -57,8 +57,8 @@ class Standing:
     Attributes:
         answering: the adapters that answer for it now, as its tenant sees it; None: nothing, or a base.
         incumbent: adapter to compare a new one with: the one with most of the answers, or the last that had them.
-        scopes: where a policy that governs it may be assigned, the nearest first: tenant and scope.
-        own_scopes: those of them that govern it whatever its target is.
+        scopes: the tenants and scopes at which a policy that governs it may be assigned, the nearest first.
+        own_scopes: the scopes that govern it whatever its target is.
         state: state of its own row.
     """
 
@@ -98,7 +98,7 @@ def standing(session: Session, row: AliasRow) -> Standing:
 
 
 def governing(session: Session, before: Standing) -> Assignment | None:
-    """Return the assignment of the policy that governs a name; None without one."""
+    """Return the assignment of the policy that governs a name; None if no policy does."""
     return first_assignment(session, before.scopes)
 
 
@@ -333,7 +333,7 @@ def _shares(routing: Routing) -> dict[str, float]:
 def _past_mains(session: Session, row: AliasRow) -> Iterator[str]:
     """Iterate over the adapters that answered before an alias was deleted, the last one first.
 
-    Deleting the alias, and the adapter too, must not avoid the comparison with the remaining ones.
+    With them, a caller cannot avoid the comparison by deleting the alias, or also its last adapter.
     """
     query = select(AliasMoveRow).where(AliasMoveRow.tenant == row.tenant, AliasMoveRow.alias == row.name)
     for move in session.scalars(query.order_by(AliasMoveRow.version.desc()).limit(100)):

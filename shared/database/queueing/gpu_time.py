@@ -85,8 +85,8 @@ def spent_on(session: Session, job_id: str) -> Spent:
 
 
 def seconds_like(session: Session, kind: str, base_model: str) -> float | None:
-    """Estimate the duration of a job from the last successful jobs of its kind on its base or, without any, on all
-    bases.
+    """Estimate the duration of a job from the last successful jobs of its kind on its base or, if none has
+    succeeded on it, on all bases.
 
     Returns:
         None if no job of the kind has succeeded.
@@ -124,7 +124,7 @@ class RecentUse:
 
 
 def recent_use(session: Session, now: datetime) -> dict[str, RecentUse]:
-    """Return each tenant's recent use; tenants without any for days are left out."""
+    """Return each tenant's recent use; tenants without an attempt for days are left out."""
     since = now - timedelta(seconds=RECENT_SECONDS)
     # Attempts that ended earlier make no difference to a level of priority.
     oldest = now - timedelta(seconds=10 * PRIORITY_SECONDS + RECENT_SECONDS)

@@ -44,8 +44,8 @@ class QuotaUse(Value):
     """A tenant's quota and its present use.
 
     Attributes:
-        gpu_minutes_used: those used by attempts that began in this month and have ended.
-        gpu_minutes_held: those held by attempts that run.
+        gpu_minutes_used: GPU-minutes of attempts that began in this month and have ended.
+        gpu_minutes_held: GPU-minutes that running attempts hold.
         resets_at: when the next month begins.
     """
 

@@ -119,7 +119,7 @@ def refuse_one_label(report: RatedReport | None, param: str, held_out: int | Non
     """Refuse answers that are all rated good, or all rated bad.
 
     Args:
-        report: on the answers that pass the filter.
+        report: report on the answers that pass the filter.
         held_out: number of answers held out for validation, if the report covers only the others.
 
     Raises:

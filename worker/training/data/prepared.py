@@ -55,7 +55,7 @@ class PreparationReport:
             mode ``template_refused``.
         skipped_lines: line numbers of the first ``MAX_SKIPPED_LINES`` of them.
         trajectory_weighted: rows whose own weight is not 1.
-        trajectory_clamped: rows whose own weight was cut to its bounds.
+        trajectory_clamped: rows whose own weight was clamped to its bounds.
         cached: whether everything came from the cache.
         seconds: duration of this call.
         tokenizer: the library that made the ids.

@@ -82,10 +82,10 @@ class Decays(NamedTuple):
     """Products of decays in each chunk.
 
     Attributes:
-        between: from position j to position i, (…, C, C).
-        reading: from the chunk's start to a position, (…, C, 1).
-        writing: from a position to the chunk's end, (…, C, 1).
-        through: over the whole chunk, (…, 1, 1).
+        between: product from position j to position i, (…, C, C).
+        reading: product from the chunk's start to a position, (…, C, 1).
+        writing: product from a position to the chunk's end, (…, C, 1).
+        through: product over the whole chunk, (…, 1, 1).
     """
 
     between: Tensor

@@ -55,8 +55,8 @@ def fuse_lora(model: PeftModel, *, cache_dequantised: bool) -> FusionReport:
     """Fuse all layers that can be fused; call it once, when the model is on its device.
 
     Args:
-        cache_dequantised: also keep each NF4 weight of a fused layer dequantised: the same numbers without the work of
-            every pass, for 2 bytes per weight (bf16) or 4 (fp32).
+        cache_dequantised: whether to keep each NF4 weight of a fused layer dequantised too. The numbers are the same;
+            it saves work in every pass, and takes 2 bytes per weight (bf16) or 4 (fp32).
     """
     mlps = list(_fuse_mlps(model))
     taken = _modules_of(mlps)

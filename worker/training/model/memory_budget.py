@@ -69,7 +69,7 @@ def choose_budget(
     smallest: Callable[[int], int] = int,
     largest_step: int | None = None,
 ) -> Budget:
-    """Decide for the device at hand.
+    """Decide for this process's device.
 
     Args:
         processes: number of processes that train together: they share a CPU's memory, and may share a base that does

@@ -118,9 +118,7 @@ def _add(
 
 
 def cut_together(rows: LabelledRows, seq_len: int, sides: int) -> LabelledRows:
-    """Truncate the ``sides`` chats of each prompt at the beginning by the same number of tokens, so that the longest
-    fits.
-    """
+    """Cut the same number of tokens from the beginning of all ``sides`` chats of a prompt, so that the longest fits."""
     excess = np.maximum(0, rows.lengths.reshape(-1, sides).max(axis=1) - seq_len)
     kept = np.maximum(1, rows.lengths - np.repeat(excess, sides))
     to_end = np.repeat(rows.starts + rows.lengths, rows.lengths) - np.arange(len(rows.ids))
