@@ -114,8 +114,8 @@ def path_fault(error: OSError) -> InvalidRequest | None:
 
 
 def setting_of(path: Path) -> str | None:
-    """Return the environment variable that is to blame for a path: it names the path, or one of the two paths is inside
-    the other, which is not a folder.
+    """Return the environment variable that causes the fault of a path: its value is this path, or one of the two paths
+    is inside the other, which is not a folder.
     """
     path = path.absolute()
     candidates = []

@@ -101,7 +101,7 @@ def monotonic_now() -> datetime:
 
 
 def every(seconds: float) -> dict[str, Any]:
-    """Return the fields of a task of beat's schedule that is due at the start and then at this interval, in seconds.
+    """Return the fields of a task in beat's schedule: it is due at the start and then at this interval, in seconds.
 
     Beat's own schedules compare clock times: if the clock were set back an hour, no task would be due for an hour.
     """

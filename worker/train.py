@@ -224,8 +224,10 @@ def end_epoch(context: TrainingContext, progress: Progress, telemetry: Telemetry
 
 
 def refuse_divergence(progress: Progress) -> None:
-    """Raises:
-    JobFailed: ``LOSS_NOT_FINITE`` after several consecutive such steps.
+    """Raise an error if loss or gradient was not finite in several consecutive steps.
+
+    Raises:
+        JobFailed: ``LOSS_NOT_FINITE`` after several consecutive such steps.
     """
     if progress.non_finite >= MAX_NON_FINITE_STEPS:
         raise JobFailed(

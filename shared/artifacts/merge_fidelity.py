@@ -78,7 +78,7 @@ class MergeProbe(BaseModel):
     token_ids: list[int]
     positions: list[int] = Field(description="Indices into token_ids.")
     merged: list[float] = Field(description="By the merged model, computed in float32 from the tensors as stored.")
-    base: list[float] = Field(description="By the weights under the adapter, alone.")
+    base: list[float] = Field(description="By the base's weights without the adapter.")
 
 
 class MergeProbes(BaseModel):

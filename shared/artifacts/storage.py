@@ -52,8 +52,10 @@ class BlobWriter(Protocol):
         ...
 
     def write(self, chunk: bytes) -> None:
-        """Raises:
-        Unavailable: ``STORAGE_FULL``.
+        """Append bytes to the blob.
+
+        Raises:
+            Unavailable: ``STORAGE_FULL``.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Adapter method and base precision are a single choice: if one is set, it determines the other.
+"""Adapter method and precision of the base: they are a single choice, so if one is set, it determines the other.
 
 written means qlora, or backend candle the base in NF4 lora, or backend burn the base unquantised nf4 qlora none lora
 nothing open: `shared/preflight/base_precision.py` decides by the machine; until then it counts as QLoRA

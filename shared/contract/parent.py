@@ -40,5 +40,5 @@ class PlannedParent(ContractValue):
         return (self.alpha * adapter.rank) / (self.rank * adapter.alpha)
 
     def is_exact(self, adapter: AdapterSection) -> bool:
-        """Return whether multiplying by :meth:`factor` rounds nothing: it is a power of two."""
+        """Return whether multiplying by :meth:`factor` is exact, which it is if the factor is a power of two."""
         return math.frexp(self.factor(adapter))[0] == 0.5

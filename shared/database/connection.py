@@ -140,8 +140,10 @@ class Database:
         return not self.is_sqlite or Path(self.url.database or "").is_file()
 
     def ping(self) -> None:
-        """Raises:
-        Unavailable: ``DATABASE_UNAVAILABLE``.
+        """Check that the database responds.
+
+        Raises:
+            Unavailable: ``DATABASE_UNAVAILABLE``.
         """
         with self.read() as session:
             session.execute(text("SELECT 1"))

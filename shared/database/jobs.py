@@ -137,8 +137,10 @@ class Jobs:
             raise
 
     def get(self, job_id: str) -> Job:
-        """Raises:
-        NotFound: ``JOB_NOT_FOUND``.
+        """Return a job by its id.
+
+        Raises:
+            NotFound: ``JOB_NOT_FOUND``.
         """
         with self._db.read() as session:
             return Job.model_validate(self._row(session, job_id))

@@ -28,7 +28,7 @@ class KeyDecoder:
     """Translates the lines of one file.
 
     Attributes:
-        row_keys: the keys of rows that are known by now, and ``turn_keys`` those of turns.
+        row_keys: the known keys of rows; ``turn_keys`` are those of turns.
     """
 
     def __init__(self) -> None:

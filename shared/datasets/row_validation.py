@@ -202,8 +202,10 @@ def _cut_off(line: bytes, failure: str) -> str:
 
 
 def check_length(line: bytes) -> None:
-    """Raises:
-    RowError: ``ROW_TOO_LONG``.
+    """Refuse a line that is too long.
+
+    Raises:
+        RowError: ``ROW_TOO_LONG``.
     """
     if len(line) > MAX_LINE_BYTES and len(line.rstrip(b"\r\n")) > MAX_LINE_BYTES:
         raise RowError(RowCode.ROW_TOO_LONG, f"the line is longer than {MAX_LINE_BYTES} bytes") from None

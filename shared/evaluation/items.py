@@ -38,8 +38,10 @@ class ItemsReport:
     errors: list[dict[str, Any]] = field(default_factory=list)
 
     def raise_if_invalid(self, param: str, *, is_file: bool) -> None:
-        """Raises:
-        InvalidRequest: ``EVAL_ITEMS_INVALID``, with the first faults.
+        """Raise an error if an item is invalid.
+
+        Raises:
+            InvalidRequest: ``EVAL_ITEMS_INVALID``, with the first faults.
         """
         if self.errors:
             first = self.errors[0]
@@ -113,8 +115,10 @@ def check_items(
 
 
 def check_count(answers: int, limit: int) -> None:
-    """Raises:
-    InvalidRequest: ``EVAL_TOO_MANY_ITEMS``.
+    """Refuse a run with more answers than the limit.
+
+    Raises:
+        InvalidRequest: ``EVAL_TOO_MANY_ITEMS``.
     """
     if answers > limit:
         raise _too_many(limit)

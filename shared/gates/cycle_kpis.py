@@ -36,8 +36,8 @@ class Kpi:
 
     Attributes:
         value: value of one event; None where it has none.
-        is_rate: it lies between 0 and 1, and more is better; else less is better.
-        is_median: conditions are compared by their medians.
+        is_rate: whether it lies between 0 and 1 and higher is better; otherwise lower is better.
+        is_median: whether conditions are compared by their medians.
         must_gain: whether the candidate must be better; otherwise it must not be worse.
     """
 

@@ -111,7 +111,7 @@ def judge_together(losses: Sequence[Loss], alpha: float) -> dict[int, GateCheck]
 
 
 def _row(name: str, gate: Gate, checks: Sequence[GateCheck], evidence: str | None) -> GateRow:
-    """Make the single row of a gate: from the deciding check, with the outcomes of the others."""
+    """Make the single row of a gate from the check that decides it, with the outcomes of its other checks."""
     if not checks:
         said = "the policy sets it to not applicable"
         if gate.applies:

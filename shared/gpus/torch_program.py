@@ -1,6 +1,7 @@
 """Write torch's account of this machine's GPUs, as JSON on stdout: ``python torch_program.py``.
 
-It opens no context on a GPU: that takes memory, and a vLLM that measures the free memory meanwhile would fail.
+It does not open a context on a GPU, because a context takes memory, and a vLLM that measures the free memory at that
+time would fail.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def compare_answers(
 
 
 class Asker(Protocol):
-    """Gets answers of base and adapter."""
+    """Requests answers from base and adapter."""
 
     def __call__(
         self, prompts: Sequence[list[int]], max_tokens: int, /
@@ -191,7 +191,8 @@ def answer_in_time(
     """Get the first sample answers, the general ones and the other samples, as far as the time allows.
 
     Args:
-        deadline: monotonic seconds. A batch begun by then is finished, and the first samples are always requested.
+        deadline: monotonic seconds. A batch that began before it is finished, and the first samples are always
+            requested.
         advance: called with an activity, how much of it is done, and its total.
     """
     base: list[WrittenAnswer] = []

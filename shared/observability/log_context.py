@@ -23,7 +23,9 @@ def current_ids() -> Mapping[str, str]:
 
 @contextmanager
 def log_ids(**ids: str) -> Iterator[None]:
-    """Give the log lines of a block these ids too. A task or a thread that `asyncio` starts inside has them as well."""
+    """Give the log lines of a block these ids too. Tasks and threads that `asyncio` starts inside the block have them
+    too.
+    """
     token = begin_ids(**ids)
     try:
         yield

@@ -52,8 +52,8 @@ class MetricsListener:
         key: bearer token that a scraper has to send; empty: not required, on loopback only.
 
     Raises:
-        InvalidRequest: ``SETTINGS_INVALID``: the address is not loopback and no key is set, or it cannot be listened
-            on.
+        InvalidRequest: ``SETTINGS_INVALID``: the address is not loopback and no key is set, or the port cannot be
+            opened.
     """
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int, key: str = "") -> None:

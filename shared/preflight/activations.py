@@ -31,7 +31,7 @@ class Recompute(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Place among the choices, from the one that needs most memory."""
+        """Place among the choices, counted from the one that needs the most memory."""
         return list(Recompute).index(self)
 
 

@@ -151,7 +151,7 @@ class SupervisionCounts:
             self.sample = [Piece(text=text, learnt=learnt) for text, learnt in pieces]
 
     def add_preference(self, sides: Sequence[LabelledChat], row: TrainingRow, tokenizer: Tokenizer) -> None:
-        """Count an answer to a prompt, or a pair of answers, of which both lose the same tokens at the beginning."""
+        """Count an answer to a prompt, or a pair of answers that are truncated by the same number of tokens."""
         longest = max(len(side.ids) for side in sides)
         cut = max(0, longest - self.seq_len)
         examples = [side.example(max(1, len(side.ids) - cut)) for side in sides]

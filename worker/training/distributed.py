@@ -239,8 +239,10 @@ def _all_reduce(tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> Non
 
 
 def _with_peers(talk: Callable[[], object]) -> None:
-    """Raises:
-    PeerLost: another process has ended, or has not answered in time, for example because its machine vanished.
+    """Exchange data with the other processes.
+
+    Raises:
+        PeerLost: another process has ended, or has not answered in time, for example because its machine vanished.
     """
     try:
         talk()

@@ -47,8 +47,10 @@ class IdleWatch:
         self._used = group_cpu_seconds(group)
 
     def check(self) -> None:
-        """Raises:
-        JobFailed: ``TRAINER_IDLE``, retryable.
+        """Take a sample, and raise an error if the group has been idle for too long.
+
+        Raises:
+            JobFailed: ``TRAINER_IDLE``, retryable.
         """
         now = self._clock()
         if now - self._sampled_at < self._every:

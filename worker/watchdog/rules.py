@@ -32,8 +32,10 @@ class Watch(Protocol):
     """Watches one property of a child process."""
 
     def check(self) -> None:
-        """Raises:
-        JobFailed: the child process must be ended.
+        """Raise an error if the child process must be ended.
+
+        Raises:
+            JobFailed: the reason, with a code and a remedy.
         """
 
 
@@ -74,8 +76,10 @@ class LimitWatch:
         self._begun = self.clock()
 
     def check(self) -> None:
-        """Raises:
-        JobFailed: ``WALL_CLOCK_CAP_EXCEEDED``, ``GPU_BUDGET_EXCEEDED`` or ``TIME_LIMIT_EXCEEDED``; not retryable.
+        """Raise an error if the job has used more than a limit allows.
+
+        Raises:
+            JobFailed: ``WALL_CLOCK_CAP_EXCEEDED``, ``GPU_BUDGET_EXCEEDED`` or ``TIME_LIMIT_EXCEEDED``; not retryable.
         """
         elapsed = self.clock() - self._begun
         wall, gpu = self.wall_before + elapsed, (self.gpu_before + self.gpus * elapsed) / 60
@@ -150,8 +154,10 @@ class OrphanWatch:
     clock: Callable[[], float] = time.monotonic
 
     def check(self) -> None:
-        """Raises:
-        JobFailed: ``TRAINER_ORPHANED``, retryable.
+        """Raise an error if the last heartbeat was too long ago.
+
+        Raises:
+            JobFailed: ``TRAINER_ORPHANED``, retryable.
         """
         silent = self.clock() - self.contact_at()
         if silent > self.seconds:

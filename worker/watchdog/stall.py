@@ -44,8 +44,10 @@ class StallWatch:
         self._heard_at = now
 
     def check(self) -> None:
-        """Raises:
-        JobFailed: ``TRAINER_STALLED``, retryable.
+        """Raise an error if the trainer has been silent for too long.
+
+        Raises:
+            JobFailed: ``TRAINER_STALLED``, retryable.
         """
         silent = self._clock() - self._heard_at
         if self._longest is None:

@@ -48,9 +48,11 @@ class PinnedBackend(httpcore.NetworkBackend):
         local_address: str | None = None,  # noqa: ARG002  of the interface; never given
         socket_options: Iterable[Any] | None = None,  # noqa: ARG002
     ) -> httpcore.NetworkStream:
-        """Raises:
-        ForbiddenAddress: the host has an address that is not allowed; one is enough, because retries could reach it.
-        httpcore.ConnectError: the host has no address, or refuses.
+        """Connect to a host at one of its addresses, after all of them were checked.
+
+        Raises:
+            ForbiddenAddress: the host has an address that is not allowed; one is enough, because retries could reach it.
+            httpcore.ConnectError: the host has no address, or refuses.
         """
         try:
             addresses = self._resolve(host, port)

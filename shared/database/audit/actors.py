@@ -23,7 +23,7 @@ class AuditActor(NamedTuple):
     Attributes:
         id: id of the key or the job; empty for others.
         name: the key's name, a person's name and subject, the job's id, a command's ``user@host``, a process's ``host:pid``.
-        address: client address of a request; the proxy's, if one is in between.
+        address: client address of a request; the proxy's address if a proxy is in between.
         key_name: name of the request's key, for a person that of the person's key; None: the actor is not a request.
     """
 

@@ -155,8 +155,8 @@ class Keys:
         """Give a key a new secret; its id, usage and limits stay.
 
         Args:
-            overlap_seconds: how long the present secret and the key's sign-ins stay valid with the new one. An even older
-                secret ends at once.
+            overlap_seconds: how long the present secret and the key's sign-ins stay valid with the new one. A secret
+                from an earlier rotation ends at once.
             tenant: the tenant that the key must belong to; None: any.
 
         Returns:

@@ -58,8 +58,10 @@ class Evals:
             return Eval.model_validate(row)
 
     def get(self, eval_id: str) -> Eval:
-        """Raises:
-        NotFound: ``EVAL_NOT_FOUND``.
+        """Return an eval by its id.
+
+        Raises:
+            NotFound: ``EVAL_NOT_FOUND``.
         """
         with self._db.read() as session:
             return Eval.model_validate(self._row(session, eval_id))

@@ -51,8 +51,10 @@ class EvalItems:
             return session.scalar(select(EvalRunRow.totals).where(EvalRunRow.id == run_id)) or {}
 
     def get(self, run_id: str, position: int) -> StoredItem:
-        """Raises:
-        NotFound: ``EVAL_ITEM_NOT_FOUND``.
+        """Return the result of the item at a position.
+
+        Raises:
+            NotFound: ``EVAL_ITEM_NOT_FOUND``.
         """
         with self._db.read() as session:
             row = session.get(EvalItemRow, (run_id, position))

@@ -138,8 +138,10 @@ class Uploads:
             return _upload(row)
 
     def get(self, upload_id: str) -> Upload:
-        """Raises:
-        NotFound: ``UPLOAD_NOT_FOUND``.
+        """Return an upload by its id.
+
+        Raises:
+            NotFound: ``UPLOAD_NOT_FOUND``.
         """
         with self._db.read() as session:
             return _upload(self._row(session, upload_id))

@@ -47,8 +47,10 @@ class Receipts:
         self._tenants = visible_to(tenant)
 
     def get(self, receipt_id: str) -> StoredReceipt:
-        """Raises:
-        NotFound: ``RECEIPT_NOT_FOUND``.
+        """Return a receipt by its id.
+
+        Raises:
+            NotFound: ``RECEIPT_NOT_FOUND``.
         """
         with self._db.read() as session:
             row = session.get(ReceiptRow, storable(receipt_id))

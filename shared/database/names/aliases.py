@@ -120,8 +120,10 @@ class Aliases:
             return next(iter(self._seen(session, name)), None)
 
     def get(self, name: str) -> Alias:
-        """Raises:
-        NotFound: ``ALIAS_NOT_FOUND``.
+        """Return an alias by its name.
+
+        Raises:
+            NotFound: ``ALIAS_NOT_FOUND``.
         """
         alias = self.find(name)
         if alias is None:
@@ -401,8 +403,10 @@ def _refuse_base(name: str, bases: frozenset[str]) -> None:
 
 
 def expect_version(row: AliasRow, version: int | None) -> None:
-    """Raises:
-    Conflict: ``ALIAS_VERSION_CONFLICT``: the name is not at the version that the caller has seen, if it has seen one.
+    """Refuse a move of a name that has been moved since the caller saw a version of it.
+
+    Raises:
+        Conflict: ``ALIAS_VERSION_CONFLICT``: the caller has seen a version that is not the name's current one.
     """
     if version is not None and version != row.version:
         raise Conflict(

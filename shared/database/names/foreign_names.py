@@ -67,8 +67,10 @@ class ForeignNames:
             return next(map(_view, foreign_name_rows(session, self._tenants, name)), None)
 
     def get(self, name: str) -> ForeignName:
-        """Raises:
-        NotFound: ``NAME_NOT_FOUND``.
+        """Return a foreign name.
+
+        Raises:
+            NotFound: ``NAME_NOT_FOUND``.
         """
         if foreign_name := self.find(name):
             return foreign_name

@@ -126,8 +126,10 @@ class Endpoints:
             return [_endpoint(row) for row in rows]
 
     def get(self, endpoint_id: str) -> Endpoint:
-        """Raises:
-        NotFound: ``WEBHOOK_NOT_FOUND``.
+        """Return an endpoint by its id.
+
+        Raises:
+            NotFound: ``WEBHOOK_NOT_FOUND``.
         """
         with self._db.read() as session:
             return _endpoint(self._row(session, endpoint_id))

@@ -282,8 +282,10 @@ def written_row(prompt: list[Any], field: str, tools: Any, sides: Sequence[Side]
 
 
 def _check_answer(side: Side) -> None:
-    """Raises:
-    RowError: ``ROW_ANSWER_COUNT``, ``ROW_FIELD_TYPE``, ``ROW_ANSWER_ROLE``.
+    """Check that a side is exactly one turn of the assistant.
+
+    Raises:
+        RowError: ``ROW_ANSWER_COUNT``, ``ROW_FIELD_TYPE``, ``ROW_ANSWER_ROLE``.
     """
     if len(side.turns) != 1:
         reason = f"{side.field} has {len(side.turns)} turns; an answer is exactly one turn of the assistant"

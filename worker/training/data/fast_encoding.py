@@ -66,7 +66,7 @@ class Encoder:
 
 
 def encode_flat(backend: Tokenizer, texts: Sequence[str]) -> Flat:
-    """Return ids by `tokenizers`."""
+    """Return the ids that `tokenizers` gives for the strings."""
     encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
     ids = [np.array(item.ids, np.uint32) for item in encodings]
     return np.concatenate([np.zeros(0, np.uint32), *ids]), np.array([len(item) for item in ids], np.int64)

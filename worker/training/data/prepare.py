@@ -332,8 +332,10 @@ def refused_rows(tally: Tally, labeller: Labeller, contract: FineTuneContract, v
 
 
 def _refuse_losses(report: PreparationReport, contract: FineTuneContract) -> None:
-    """Raises:
-    DatasetInvalid: ``SKIP_RATE_EXCEEDED``.
+    """Refuse a file of which more rows were skipped than the contract allows.
+
+    Raises:
+        DatasetInvalid: ``SKIP_RATE_EXCEEDED``.
     """
     skipped, limit = sum(report.skipped.values()), contract.exec.qlora_max_skip_rate
     attempted = report.rows + skipped

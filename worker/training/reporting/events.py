@@ -69,9 +69,11 @@ TRACKED = {
 
 
 def refuse_text(payload: Mapping[str, Any]) -> None:
-    """Raises:
-    ValueError: a field that may not hold strings holds one, or a string is not an identifier (e.g. it contains white
-    space).
+    """Refuse a payload that may contain training text.
+
+    Raises:
+        ValueError: a field that may not hold strings holds one, or a string is not an identifier (e.g. it contains
+            white space).
     """
     for field, value in payload.items():
         if isinstance(value, Mapping):

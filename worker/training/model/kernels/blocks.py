@@ -30,7 +30,9 @@ ATTENTION_ALONE = ("position_ids", "position_embeddings", "past_key_values")
 
 
 def use_kernels(model: nn.Module) -> None:
-    """Give norms, blocks and MLPs a forward that can use kernels, and the family's rotary embeddings a function."""
+    """Replace the forward of norms, blocks and MLPs, and the family's function of rotary embeddings, by ones with
+    kernels.
+    """
     for module in model.modules():
         if type(module) in NORMS:
             module.forward = Norm(module).forward

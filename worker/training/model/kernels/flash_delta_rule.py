@@ -36,8 +36,8 @@ def installed_kernel() -> FlashKernel | None:
 def flash_kernel(device: torch.device, key_size: int, value_size: int) -> FlashKernel | None:
     """Try the kernel once for heads of these sizes, forward and backward; None where it is missing, fails or differs.
 
-    On some GPUs it refuses some versions of Triton, but only in its backward pass; with others it has computed wrong
-    gradients.
+    On some GPUs the kernel refuses some versions of Triton, but only in its backward pass; with other versions it has
+    computed wrong gradients.
     """
     kernel = installed_kernel()
     if kernel is None:
