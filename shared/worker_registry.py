@@ -133,17 +133,17 @@ def common_machine(machines: Sequence[WorkerMachine]) -> WorkerMachine | None:
     if not machines:
         return None
     # If some have a GPU, those without one are expected to take small jobs only.
-    alike = gpus or machines
+    planned = gpus or machines
     return WorkerMachine(
-        device=alike[0].device,
-        device_name=alike[0].device_name,
-        devices=min(machine.devices for machine in alike),
-        memory_bytes=_least([machine.memory_bytes for machine in alike]),
-        free_bytes=_least([machine.free_bytes for machine in alike]),
-        host_bytes=_least([machine.host_bytes for machine in alike]),
-        cores=_least([machine.cores for machine in alike]),
+        device=planned[0].device,
+        device_name=planned[0].device_name,
+        devices=min(machine.devices for machine in planned),
+        memory_bytes=_least([machine.memory_bytes for machine in planned]),
+        free_bytes=_least([machine.free_bytes for machine in planned]),
+        host_bytes=_least([machine.host_bytes for machine in planned]),
+        cores=_least([machine.cores for machine in planned]),
         # Any of them may take the job.
-        gpu_fault=next((machine.gpu_fault for machine in alike if machine.gpu_fault), None),
+        gpu_fault=next((machine.gpu_fault for machine in planned if machine.gpu_fault), None),
     )
 
 

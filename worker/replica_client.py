@@ -230,8 +230,8 @@ class BlockingReplicaClient:
                 for row, choice in zip(rows, choices, strict=True)
             ]
         except (IndexError, KeyError, ValueError):
-            what = f"returned no log-probability for some tokens of a probe of {model}"
-            raise self._failed(what, SAME_RELEASE) from None
+            fault = f"returned no log-probability for some tokens of a probe of {model}"
+            raise self._failed(fault, SAME_RELEASE) from None
 
     def _complete(self, model: str, body: dict[str, Any]) -> httpx.Response:
         response = self._send("POST", "/v1/completions", json={"model": model, "temperature": 0, **body})
@@ -366,8 +366,8 @@ class BlockingReplicaClient:
         try:
             return shape.model_validate_json(response.content)
         except ValueError:
-            what = f"sent an unexpected response (status {response.status_code})"
-            raise self._failed(what, SAME_RELEASE) from None
+            fault = f"sent an unexpected response (status {response.status_code})"
+            raise self._failed(fault, SAME_RELEASE) from None
 
     def _refusal(self, response: httpx.Response) -> ArtifactInvalid | JobFailed:
         """Return the error in a response of one of Mens' own routes."""
@@ -377,13 +377,13 @@ class BlockingReplicaClient:
             error: dict[str, Any] = response.json()["error"]
             code, message = error["code"], str(error["message"])
         except (ValueError, KeyError, TypeError):
-            what = f"responded with status {response.status_code} without a reason"
-            return self._failed(what, "Check that the address is a Mens serving replica.")
+            fault = f"responded with status {response.status_code} without a reason"
+            return self._failed(fault, "Check that the address is a Mens serving replica.")
         error_code = Code(code) if code in Code.__members__ else Code.SERVING_REFUSED
         return ArtifactInvalid(error_code, message, remedy=error.get("remedy") or "", param=error.get("param"))
 
-    def _failed(self, what: str, remedy: str) -> JobFailed:
-        return JobFailed(Code.SERVING_REFUSED, f"The serving {self.name} {what}.", remedy=remedy)
+    def _failed(self, fault: str, remedy: str) -> JobFailed:
+        return JobFailed(Code.SERVING_REFUSED, f"The serving {self.name} {fault}.", remedy=remedy)
 
     def _unavailable(self, reason: str) -> Unavailable:
         return Unavailable(

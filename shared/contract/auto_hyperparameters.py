@@ -79,12 +79,12 @@ def note_on_default_rate(
         pairs: the rows are pairs of answers, or rated ones.
     """
     if is_default and pairs:
-        what = f"exec.learning_rate is the contract's default, {rate:g}, which suits supervised training"
-        return [f"{what}; the rule for preferences gives {auto_learning_rate(rate_of_base, pairs=True):g}: set it."]
+        default = f"exec.learning_rate is the contract's default, {rate:g}, which suits supervised training"
+        return [f"{default}; the rule for preferences gives {auto_learning_rate(rate_of_base, pairs=True):g}: set it."]
     if not is_default or rate_of_base is None or rate_of_base == rate:
         return []
-    what = f"exec.learning_rate is the contract's default, {rate:g}"
-    return [f"{what}; {base} learns well at {rate_of_base:g} (its entry in the catalogue): set it."]
+    default = f"exec.learning_rate is the contract's default, {rate:g}"
+    return [f"{default}; {base} learns well at {rate_of_base:g} (its entry in the catalogue): set it."]
 
 
 def note_on_epochs(epochs: int, rate_of_base: float | None, *, has_replay: bool) -> list[str]:

@@ -169,8 +169,8 @@ def resolve_contract(
     # Last, because these limits follow from fields that may have just been decided.
     limits = MOBILE_LIMITS if draft.values["artifact.deployment_target"] == DeploymentTarget.MOBILE_EDGE else {}
     seq_len = min(draft.values["exec.seq_len"], limits.get("exec.seq_len", draft.values["exec.seq_len"]))
-    why = "the deployment target is mobile_edge" if limits else f"exec.seq_len is {seq_len}"
-    draft.bound({path: Bound(max=limit) for path, limit in {**limits, "exec.qlora_ce_last_k": seq_len}.items()}, why)
+    reason = "the deployment target is mobile_edge" if limits else f"exec.seq_len is {seq_len}"
+    draft.bound({path: Bound(max=limit) for path, limit in {**limits, "exec.qlora_ce_last_k": seq_len}.items()}, reason)
     return Resolution(contract=draft.contract(), sources=draft.sources, notes=tuple(draft.notes()))
 
 
@@ -212,7 +212,7 @@ class _Draft:
             self._chosen.pop(path, None)
             self._reasons.pop(path, None)
 
-    def bound(self, bounds: Mapping[str, Bound], why: str) -> None:
+    def bound(self, bounds: Mapping[str, Bound], reason: str) -> None:
         """Clamp the fields that are not explicit to their bounds."""
         for path, bound in bounds.items():
             value = bound.clamp(self.values[path])
@@ -221,7 +221,7 @@ class _Draft:
             chosen, source = self._chosen.get(path, (None, "ladder"))
             # One bound may undo what another did.
             self._set(path, value, source if value == chosen else "ladder")
-            self._reasons.setdefault(path, []).append(why)
+            self._reasons.setdefault(path, []).append(reason)
 
     def notes(self) -> list[str]:
         """Return a note for each changed value of a preset or domain that was chosen. Call it last, when all values
@@ -252,8 +252,8 @@ class _Draft:
         return parse_contract(sections)
 
 
-def _unknown(code: Code, what: str, name: str, names: list[str]) -> ContractRejected:
+def _unknown(code: Code, noun: str, name: str, names: list[str]) -> ContractRejected:
     near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]}?" if near else f"Use one of: {', '.join(names)}."
     details = {"known": names, "nearest": near[0] if near else None}
-    return ContractRejected(code, f"Unknown {what} {name!r}.", remedy=hint, param=what, details=details)
+    return ContractRejected(code, f"Unknown {noun} {name!r}.", remedy=hint, param=noun, details=details)

@@ -88,12 +88,12 @@ def refuse_uncertified(name: str, certificates: Collection[BaseCertificate]) -> 
     if is_certified(certificates):
         return
     failed = {row.replica: row.certificate for row in certificates if not row.certificate["passed"]}
-    why = ", ".join(
+    failures = ", ".join(
         f"{replica} failed {' and '.join(certificate['failed'])}" for replica, certificate in failed.items()
     )
     raise NotFound(
         Code.MODEL_UNCERTIFIED,
-        f"The merged model {name} is not offered: {why or 'no replica that serves it has been measured yet'}.",
+        f"The merged model {name} is not offered: {failures or 'no replica that serves it has been measured yet'}.",
         remedy=f"See `mens models show {name}`; restart the replica to measure it again."
         if failed
         else f"Serve it with `mens up --base {name}`; a replica is measured within seconds of its start.",

@@ -64,9 +64,9 @@ def finish_unjudged(session: Session, row: JobRow, error: MensError, now: dateti
     alias, adapter = kept.pop(JUDGED_FOR), kept["adapter_id"]
     error_fields = error.as_dict()
     row.result = kept | {"judging_error": error_fields, "alias": {"name": alias, "moved": False, "error": error_fields}}
-    judge = f"Evaluate it: mens receipts create {adapter} --alias {alias}."
-    said = f"{adapter} is published but was not evaluated: {error} {judge}"
-    add_events(session, row, now, NewEvent(level="warn", message=said, data={"error": error_fields}))
+    remedy = f"Evaluate it: mens receipts create {adapter} --alias {alias}."
+    warning = f"{adapter} is published but was not evaluated: {error} {remedy}"
+    add_events(session, row, now, NewEvent(level="warn", message=warning, data={"error": error_fields}))
     data = {name: value for name, value in row.result.items() if name not in PARTS_WITH_TEXT}
     message = f"Job succeeded; new adapter {adapter}. The alias {alias} was not moved: the adapter was not evaluated."
     transition(session, row, Verb.FINISH, now, NewEvent(message=message, data=data))

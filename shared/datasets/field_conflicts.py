@@ -45,8 +45,10 @@ def unused_fields(record: Record) -> list[str]:
     turns: list[Message] = record.messages or record.turns or []
     if not (turns or record.tools or record.syntax_spans):
         return []
-    said = {message.content for message in turns}
-    names = [name for name in ("input", "context") if turns and (text := getattr(record, name)) and text not in said]
+    contents = {message.content for message in turns}
+    names = [
+        name for name in ("input", "context") if turns and (text := getattr(record, name)) and text not in contents
+    ]
     turn_path = f"{'messages' if record.messages else 'turns'}[]"
     if any(turn.tool_call_id and turn.role != "tool" for turn in turns):
         names.append(f"{turn_path}.tool_call_id")
@@ -65,12 +67,12 @@ def _unused_tool_keys(record: Record) -> Iterator[str]:
             yield from (f"tools[].function.{key}" for key in function.keys() - _FUNCTION_KEYS if function[key])
 
 
-def _refuse_unsaid(record: Record, names: tuple[str, ...], turns: list[Message], nobody: str) -> None:
-    said = {(turn.content or "").strip() for turn in turns}
+def _refuse_unsaid(record: Record, names: tuple[str, ...], turns: list[Message], absence: str) -> None:
+    contents = {(turn.content or "").strip() for turn in turns}
     for name in names:
         text = (getattr(record, name) or "").strip()
-        if text and text not in said:
-            raise _conflict(name, "messages", f"{nobody} contains it")
+        if text and text not in contents:
+            raise _conflict(name, "messages", f"{absence} contains it")
 
 
 def _refuse_different(record: Record, names: tuple[str, ...]) -> None:

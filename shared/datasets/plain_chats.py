@@ -139,8 +139,8 @@ class PlainDecoder:
         if True in map(str.isspace, contents) or {talk[-1].role for talk in talks} != {"assistant"}:
             return None
         counts = list(map(len, talks))
-        said = self._keys_said(chats, turns, counts) if self._row_keys or self._turn_keys else []
-        return PlainBlock(first_line, chats, [turn.role for turn in turns], contents, counts, _in_order(said))
+        keys = self._keys_said(chats, turns, counts) if self._row_keys or self._turn_keys else []
+        return PlainBlock(first_line, chats, [turn.role for turn in turns], contents, counts, _in_order(keys))
 
     def _learn(self) -> None:
         """Take over the keys that were learned since the last block."""
@@ -159,10 +159,10 @@ class PlainDecoder:
         for index, key in enumerate(self._row_keys):
             keys.append((key, _saying(chats, index)))
         for index, key in enumerate(self._turn_keys):
-            said = _saying(first_turns, index)
-            if not said.all():
-                said = np.logical_or.reduceat(_saying(turns, index), begins)
-            keys.append((f"messages[].{key}", said))
+            has_value = _saying(first_turns, index)
+            if not has_value.all():
+                has_value = np.logical_or.reduceat(_saying(turns, index), begins)
+            keys.append((f"messages[].{key}", has_value))
         return keys
 
 
@@ -186,15 +186,17 @@ def _saying(values: Iterable[Any], index: int) -> NDArray[np.bool_]:
     """Return, for each row or turn, whether its key of that number has a value."""
     raw = list(map(attrgetter(f"unused_{index}"), values))
     sizes = np.array(list(map(len, raw)))
-    said: NDArray[np.bool_] = sizes > _SAYS_SOMETHING
-    for short in np.flatnonzero(~said & (sizes > 0)).tolist():
-        said[short] = says_something(raw[short])
-    return said
+    has_value: NDArray[np.bool_] = sizes > _SAYS_SOMETHING
+    for short in np.flatnonzero(~has_value & (sizes > 0)).tolist():
+        has_value[short] = says_something(raw[short])
+    return has_value
 
 
 def _in_order(keys: list[_Said]) -> list[tuple[str, int]]:
     """Count rows by unused key, ordered by the first such row, and within a row by name."""
-    first_rows = [(int(said.argmax()), name, int(np.count_nonzero(said))) for name, said in keys if said.any()]
+    first_rows = [
+        (int(has_value.argmax()), name, int(np.count_nonzero(has_value))) for name, has_value in keys if has_value.any()
+    ]
     return [(name, rows) for _, name, rows in sorted(first_rows)]
 
 

@@ -233,18 +233,18 @@ def _type_error(line: bytes, failure: str) -> RowError:
     return _bad_value(field, what)
 
 
-def _bad_value(field: str, what: str) -> RowError:
+def _bad_value(field: str, message: str) -> RowError:
     """Return the error of one field's value, from msgspec's message."""
     name = field.rpartition(".")[2]
-    if (chosen := re.match(r"Invalid enum value (.*)", what)) and name in _CHOICES:
+    if (chosen := re.match(r"Invalid enum value (.*)", message)) and name in _CHOICES:
         code, allowed = _CHOICES[name]
         return RowError(code, f"{field} is {chosen[1][:60]}; it must be {allowed}", field)
     if name == "weight" and field.startswith(("messages", "turns")):
         return RowError(RowCode.ROW_WEIGHT_INVALID, f"{field} must be 0 or 1", field)
-    if re.match(r"Expected `\w+` [<>]=", what) and name in _RANGES:
+    if re.match(r"Expected `\w+` [<>]=", message) and name in _RANGES:
         code, allowed = _RANGES[name]
         return RowError(code, f"{field} must be {allowed}", field)
-    if types := re.match(r"Expected `(.*)`, got `(.*)`", what):
+    if types := re.match(r"Expected `(.*)`, got `(.*)`", message):
         expected = " or ".join(_TYPES.get(kind, kind) for kind in types[1].split(" | "))
         return RowError(
             RowCode.ROW_FIELD_TYPE, f"{field} must be {expected}, not {_TYPES.get(types[2], types[2])}", field

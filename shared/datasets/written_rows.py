@@ -139,7 +139,7 @@ def translate(line: bytes) -> Translated:
     written = _decode_record(line)
     row = _decode_keys(line)
     keys = dict(_unknown_keys(row))
-    translated = Translated(unused_keys={key for key, says in keys.items() if says}, all_keys=set(keys))
+    translated = Translated(unused_keys={key for key, has_value in keys.items() if has_value}, all_keys=set(keys))
     translated.unused_keys |= set(_unknown_nested_keys(row))
     fields: dict[str, Any] = {name: getattr(written, name) for name in Record.__struct_fields__}
     if isinstance(written.system, list) and written.system:

@@ -113,11 +113,16 @@ def judge_together(losses: Sequence[Loss], alpha: float) -> dict[int, GateCheck]
 def _row(name: str, gate: Gate, checks: Sequence[GateCheck], evidence: str | None) -> GateRow:
     """Make the single row of a gate from the check that decides it, with the outcomes of its other checks."""
     if not checks:
-        said = "the policy sets it to not applicable"
+        reason = "the policy sets it to not applicable"
         if gate.applies:
-            said = "the alias has no incumbent, and the policy does not require a comparison in this case"
+            reason = "the alias has no incumbent, and the policy does not require a comparison in this case"
         return GateRow(
-            name=name, status=GateStatus.NOT_APPLICABLE, passed=True, block=gate.block, message=said, evidence=evidence
+            name=name,
+            status=GateStatus.NOT_APPLICABLE,
+            passed=True,
+            block=gate.block,
+            message=reason,
+            evidence=evidence,
         )
     status = next(status for status in DECIDING if any(check.status is status for check in checks))
     deciding = next(check for check in checks if check.status is status)

@@ -97,17 +97,17 @@ def rate_against(
         return _undecided(check, f"{measure} is {total / items:.3g}, but on only {counted(items, 'item')}", min_items)
     if alpha is not None and interval and not _holds(interval, relation, bound):
         low, high = interval
-        said = (
+        reason = (
             f"{check.message}; with repeated sampling its interval must exclude the bound, but "
             f"{counted(items, 'item leaves', 'items leave')} {low:.3g} to {high:.3g} possible"
         )
-        return _undecided(check, said, _items_that_show(total / items, items, relation, bound, confidence))
+        return _undecided(check, reason, _items_that_show(total / items, items, relation, bound, confidence))
     return check
 
 
 def _undecided(check: GateCheck, reason: str, needed: int | None) -> GateCheck:
-    said = f"{reason}; {needed} are needed" if needed else reason
-    return check.model_copy(update={"status": GateStatus.MISSING_EVIDENCE, "message": said, "items_needed": needed})
+    message = f"{reason}; {needed} are needed" if needed else reason
+    return check.model_copy(update={"status": GateStatus.MISSING_EVIDENCE, "message": message, "items_needed": needed})
 
 
 def _holds(interval: tuple[float, float], relation: Relation, bound: float) -> bool:

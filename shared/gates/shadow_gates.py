@@ -50,7 +50,7 @@ def _judged(gate: ShadowGate, counts: ShadowCounts, seen: int) -> GateCheck:
     elif mean > -gate.max_loss:
         needed = _requests_needed(gate.max_loss, counts, seen)
     counted = f"won {counts.wins}, lost {counts.losses}, alike {counts.ties} of {seen} real requests"
-    said = {
+    verdict = {
         GateStatus.PASSED: f"a net loss of more than {max(0.0, -low):.3g} is excluded; at most {gate.max_loss:.3g} is allowed",
         GateStatus.FAILED: f"it is shown to be worse; at most {gate.max_loss:.3g} is allowed",
         GateStatus.MISSING_EVIDENCE: f"a net loss of {max(0.0, -low):.3g} is not excluded; at most {gate.max_loss:.3g} is allowed",
@@ -59,7 +59,7 @@ def _judged(gate: ShadowGate, counts: ShadowCounts, seen: int) -> GateCheck:
     return GateCheck(
         measure=MEASURE,
         status=status,
-        message=f"{counted}: {said}{more}",
+        message=f"{counted}: {verdict}{more}",
         relation="loss_at_most",
         value=mean if seen else None,
         bound=gate.max_loss,

@@ -22,13 +22,13 @@ def read_torch() -> dict[str, Any]:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         gpus = [_describe(torch.cuda.get_device_properties(index)) for index in range(count)]
         kernels = torch.cuda.get_arch_list() if count else []
-    said = " ".join(str(warning.message) for warning in caught)
+    warning_text = " ".join(str(warning.message) for warning in caught)
     return {
         "version": str(torch.__version__),
         "cuda": torch.version.cuda,
         "kernels": kernels,
         "gpus": gpus,
-        "warning": " ".join(said.split()),
+        "warning": " ".join(warning_text.split()),
     }
 
 

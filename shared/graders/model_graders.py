@@ -88,10 +88,10 @@ def check_text_alone(turn: GraderMessage) -> None:
     """
     for part in turn.parts:
         if not isinstance(part, str | TextPart):
-            what = "an image" if part.type == "input_image" else "a recording"
+            noun = "an image" if part.type == "input_image" else "a recording"
             raise InvalidRequest(
                 Code.GRADER_UNSUPPORTED,
-                f"A message of the role {turn.role} has {what}, but the models here accept only text.",
+                f"A message of the role {turn.role} has {noun}, but the models here accept only text.",
                 remedy="Describe the image or recording in words.",
                 param="input",
             )

@@ -64,8 +64,8 @@ def _measures(evaluation: SelfEvaluation) -> str:
         fewer = f" The served model was measured on the first {served.rows} of these rows."
     if evaluation.precision and not served:
         fewer = " It was not measured on served weights."
-    said = str(evaluation.preferred or "")
-    preferred = f"\n{said[:1].upper()}{said[1:]}.\n" if said else ""
+    sentence = str(evaluation.preferred or "")
+    preferred = f"\n{sentence[:1].upper()}{sentence[1:]}.\n" if sentence else ""
     return (
         f"\nMeasured on {source}; {counted(evaluation.tokens, 'supervised token')}, the same for both.{fewer}\n\n{table(rows, head)}\n"
         f"{INTERVALS}\n{preferred}"

@@ -206,7 +206,7 @@ def _notes(
         notes.append(f"{further} further tensors (a vision tower, buffers, a stored tied head) are not trained.")
     if pickled := pickled_files(folder):
         notes.append(f"Pickle files are ignored: {', '.join(pickled[:3])}.")
-    for what, coverage in (("layers", middle), ("tensors", inventory)):
+    for noun, coverage in (("layers", middle), ("tensors", inventory)):
         if not coverage.complete:
-            notes.append(f"{coverage.matched} of {coverage.expected} {what} found: training would start from noise.")
+            notes.append(f"{coverage.matched} of {coverage.expected} {noun} found: training would start from noise.")
     return notes

@@ -111,10 +111,10 @@ class Findings:
         if not copies:
             return []
         if kind:
-            what = f"{copies} of the {held_out} held-out {kind} have a prompt that is also trained on"
-            return [f"{what}: the validation loss may be lower than on new prompts."]
-        what = f"{copies} of the {held_out} held-out rows are also trained on"
-        return [f"{what}: the validation loss is lower than on new rows."]
+            finding = f"{copies} of the {held_out} held-out {kind} have a prompt that is also trained on"
+            return [f"{finding}: the validation loss may be lower than on new prompts."]
+        finding = f"{copies} of the {held_out} held-out rows are also trained on"
+        return [f"{finding}: the validation loss is lower than on new rows."]
 
     def refuse(self) -> None:
         """Refuse the job if rows cannot be trained, validated on or replayed.

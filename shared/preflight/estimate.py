@@ -361,8 +361,10 @@ def _advice(requested: Configuration, fitting: Configuration) -> str:
     if fitting.batch_size != requested.batch_size:
         steps.append(f"set exec.batch_size to {fitting.batch_size} and exec.grad_accum to {fitting.grad_accum}")
     if fitting.recompute is not requested.recompute:
-        what = "whole blocks (gradient checkpointing)" if fitting.recompute is Recompute.BLOCKS else "norms and MLPs"
-        steps.append(f"recompute activations of {what}")
+        activations = (
+            "whole blocks (gradient checkpointing)" if fitting.recompute is Recompute.BLOCKS else "norms and MLPs"
+        )
+        steps.append(f"recompute activations of {activations}")
     if fitting.holders != requested.holders:
         steps.append(f"hold the base in parts on {fitting.holders} GPUs")
     if fitting.seq_len != requested.seq_len:

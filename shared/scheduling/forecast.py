@@ -97,8 +97,8 @@ def forecast(state: QueueState, workers: int) -> dict[str, Place]:
         seconds = UNKNOWN_SECONDS if job.seconds is None else job.seconds
         heapq.heappush(slots, _Slot(now + seconds, slot.guessed or job.seconds is None, job.tenant))
     for job in sorted(queue.waiting(), key=lambda waiting_job: (waiting_job.queued_at, waiting_job.id)):
-        why = queue.blocked(job)
-        places[job.id] = Place(len(places) + 1, Reason(why) if why else Reason.NO_WORKER, None)
+        blocked = queue.blocked(job)
+        places[job.id] = Place(len(places) + 1, Reason(blocked) if blocked else Reason.NO_WORKER, None)
     return places
 
 

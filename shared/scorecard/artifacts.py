@@ -139,8 +139,8 @@ class ScorecardFolder:
         answers = [ModelAnswer(path.read_text(encoding="utf-8")) for path in paths]
         checks = [check(code_of(answer.text).code) for answer in answers]
         again = make_event(condition, task, answers, checks, check)
-        shown, said = again.model_dump(exclude=MEASURED), event.model_dump(exclude=MEASURED)
-        if differing := [name for name in shown if shown[name] != said[name]]:
+        shown, recorded = again.model_dump(exclude=MEASURED), event.model_dump(exclude=MEASURED)
+        if differing := [name for name in shown if shown[name] != recorded[name]]:
             yield f"{condition.id}/{EVENTS}: {task.id}: the answers give a different {', '.join(differing)}"
 
 

@@ -58,12 +58,12 @@ def check_complete(
         InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
     """
     left_out: set[LeftOut] = set()
-    for what, part in _parts(messages, tools):
+    for noun, part in _parts(messages, tools):
         if _is_written(part, text):
             continue
         thoughts, end, answer = part.rpartition(END_OF_THOUGHTS)
         if not end or not _is_written(answer, text):
-            raise _leaves_out(f"{what} {_excerpt(part)}")
+            raise _leaves_out(f"{noun} {_excerpt(part)}")
         if not _is_written(thoughts.strip().removeprefix("<think>"), text):
             left_out.add("thoughts")
     for message in messages:
@@ -155,12 +155,12 @@ def _find_omissions(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], to
         # The template only accepts specific strings; the original row rendered.
         return _Omissions()
     for original, message in zip(messages, marked, strict=True):
-        for what, mark in _marks(message):
+        for noun, mark in _marks(message):
             if mark not in text:
-                return _Omissions(f"{what} ({original['role']})")
-    for what, mark in _tool_marks(marked_tools):
+                return _Omissions(f"{noun} ({original['role']})")
+    for noun, mark in _tool_marks(marked_tools):
         if mark not in text:
-            return _Omissions(what)
+            return _Omissions(noun)
     lost = [message for message in marked if THOUGHTS in message and message[THOUGHTS] not in text]
     if lost and lost[-1] is marked[-1]:
         return _Omissions(_LAST_THOUGHTS)

@@ -142,7 +142,9 @@ class SupervisionReport(SupervisionPart):
             (self.thoughts_left_out, "lose thoughts of their answers, which the base's template does not write"),
             (self.names_left_out, "lose the names of their speakers, which the base's template does not write"),
         )  # fmt: skip
-        sentences = [f"{notes.count} {kind}rows {what}: {notes.lines}." for notes, what in findings if notes.count]
+        sentences = [
+            f"{notes.count} {kind}rows {finding}: {notes.lines}." for notes, finding in findings if notes.count
+        ]
         if self.truncated_rows:
             sentences.append(
                 f"{self.truncated_rows} of {self.rows} {kind}rows are longer than exec.seq_len ({seq_len} tokens): "
@@ -172,7 +174,7 @@ class SupervisionReport(SupervisionPart):
         """
         if not self.is_refused(lenient=lenient):
             return
-        for code, notes, what, advice in (
+        for code, notes, finding, advice in (
             (
                 Code.TEMPLATE_UNSUPPORTED,
                 self.unsupported,
@@ -197,7 +199,7 @@ class SupervisionReport(SupervisionPart):
             first = notes.first[0]
             raise DatasetInvalid(
                 code,
-                f"{notes.count} of the file's rows {what}; the first is line {first.line}: {first.reason}",
+                f"{notes.count} of the file's rows {finding}; the first is line {first.line}: {first.reason}",
                 remedy=self._remedy(advice),
                 param=param,
                 details={"count": notes.count, "lines": [note.model_dump() for note in notes.first]},

@@ -140,6 +140,6 @@ def _text(template: ChatTemplate, chat: Sequence[Turn], prompt: bool) -> str | N
         return None
 
 
-def _invalid(name: str, what: str, remedy: str) -> ContractRejected:
-    message = f"{PARAM}.{name} {what}."
+def _invalid(name: str, fault: str, remedy: str) -> ContractRejected:
+    message = f"{PARAM}.{name} {fault}."
     return ContractRejected(Code.TEMPLATE_ARGUMENT_INVALID, message, remedy=remedy, param=f"{PARAM}.{name}")

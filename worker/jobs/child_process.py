@@ -210,10 +210,10 @@ class ChildProcess:
                 details=details,
                 retryable=True,
             )
-        how = "did not stop in time and was killed" if self._is_overdue else "was killed"
+        ending = "did not stop in time and was killed" if self._is_overdue else "was killed"
         return JobFailed(
             Code.TRAINER_KILLED,
-            f"{self._module} {how} by {signal.Signals(-code).name}.",
+            f"{self._module} {ending} by {signal.Signals(-code).name}.",
             remedy="Raise MENS_STOP_GRACE_SECONDS if this happens again."
             if self._is_overdue
             else "If the machine ran out of memory, lower exec.batch_size or exec.seq_len.",

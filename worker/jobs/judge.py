@@ -318,9 +318,9 @@ def _events(receipt: StoredReceipt) -> list[NewEvent]:
     outcome = overall_outcome(receipt.passed, receipt.receipt["gates"]).word
     events = [NewEvent(message=f"{receipt.adapter_id}: {outcome}, receipt {receipt.id}.", data={"receipt": receipt.id})]
     for row in receipt.receipt["gates"]:
-        said = f"{row['name']} {GateStatus(row['status']).word}: {row['message']}."
+        line = f"{row['name']} {GateStatus(row['status']).word}: {row['message']}."
         data = {"receipt": receipt.id, "gate": row["name"]}
-        events.append(NewEvent(level="info" if row["passed"] else "warn", message=said, data=data))
+        events.append(NewEvent(level="info" if row["passed"] else "warn", message=line, data=data))
     return events
 
 

@@ -75,8 +75,8 @@ def to_events(telemetry: list[dict[str, Any]]) -> list[NewEvent]:
             events.append(NewEvent(type="metrics", message=text, data=payload))
         elif kind == EVALUATION_EVENT:
             if payload["items_total"] and not payload["items_done"]:
-                what = f"{payload['items_total']} {payload['activity'].replace('_', ' ')}"
-                events.append(NewEvent(message=f"Self-evaluation: {what}.", data=payload))
+                activity = f"{payload['items_total']} {payload['activity'].replace('_', ' ')}"
+                events.append(NewEvent(message=f"Self-evaluation: {activity}.", data=payload))
         elif message := _message(kind, payload):
             events.append(NewEvent(level="warn" if kind in WARNINGS else "info", message=message, data=payload))
     return events

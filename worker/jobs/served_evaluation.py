@@ -143,7 +143,7 @@ def _counts(evaluation: SelfEvaluation) -> str:
         (len(evaluation.sample_answers) if served else 0, "sample answers"),
         (len(evaluation.general_answers) if served else 0, "general questions"),
     ]
-    return ", ".join(f"{count} {what}" for count, what in counts if count) or "no rows and no answers"
+    return ", ".join(f"{count} {noun}" for count, noun in counts if count) or "no rows and no answers"
 
 
 def _teller(attempt: Attempt) -> Callable[[str, int, int], None]:

@@ -51,15 +51,15 @@ class StallWatch:
         """
         silent = self._clock() - self._heard_at
         if self._longest is None:
-            allowed, what = self._start_seconds, "has not done its first step"
+            allowed, silence = self._start_seconds, "has not done its first step"
             remedy = "If the base or the data take that long to load, raise MENS_TRAINER_START_SECONDS."
         else:
             allowed = max(self._stall_seconds, STALL_FACTOR * self._longest)
-            what, remedy = "has reported nothing", "If its steps take that long, raise MENS_TRAINER_STALL_SECONDS."
+            silence, remedy = "has reported nothing", "If its steps take that long, raise MENS_TRAINER_STALL_SECONDS."
         if silent > allowed:
             raise JobFailed(
                 Code.TRAINER_STALLED,
-                f"The trainer {what} for {silent:.0f} s; {allowed:.0f} s are allowed.",
+                f"The trainer {silence} for {silent:.0f} s; {allowed:.0f} s are allowed.",
                 remedy=f"The job is retried from its last checkpoint. {remedy}",
                 details={
                     "termination": str(Termination.STALL),

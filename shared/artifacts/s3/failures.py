@@ -85,17 +85,17 @@ def _of_response(error: ClientError, bucket: str, name: str) -> MensError:
     return _unavailable(bucket, f"its answer was {code}")
 
 
-def _denied(bucket: str, why: str) -> Unavailable:
+def _denied(bucket: str, reason: str) -> Unavailable:
     return Unavailable(
         Code.STORAGE_DENIED,
-        f"Access to the bucket {bucket!r} is denied: {why}.",
+        f"Access to the bucket {bucket!r} is denied: {reason}.",
         remedy="Give this process the credentials and permissions that docs/storage.md lists.",
     )
 
 
-def _unavailable(bucket: str, why: str) -> Unavailable:
+def _unavailable(bucket: str, reason: str) -> Unavailable:
     return Unavailable(
         Code.STORAGE_UNAVAILABLE,
-        f"The bucket {bucket!r} does not respond as it should: {why}.",
+        f"The bucket {bucket!r} does not respond as it should: {reason}.",
         remedy="Check that the object store is running and reachable from here, then try again.",
     )

@@ -206,10 +206,10 @@ def assign_policy(
     after = PolicyName.model_validate(stored).model_dump() if stored else None
     if after != row.policy:
         _check_may_change(session, tenant, scope, after, by)
-        what = {"before": row.policy, "after": after}
+        change = {"before": row.policy, "after": after}
         row.policy, row.version = after, row.version + 1
-        who = {"actor": by.name, "actor_id": by.id, "reason": reason}
-        session.add(PolicyMoveRow(tenant=tenant, scope=scope, version=row.version, moved_at=now, **who, **what))
+        author = {"actor": by.name, "actor_id": by.id, "reason": reason}
+        session.add(PolicyMoveRow(tenant=tenant, scope=scope, version=row.version, moved_at=now, **author, **change))
         session.flush()
     return Assignment.model_validate(row) if row.policy else None
 

@@ -379,10 +379,12 @@ def move(
     row.routing = stored_state(after) if isinstance(after, Routing) else None
     row.adapter_id = after.main if isinstance(after, Routing) else None
     row.stands_for = stored_state(after) if isinstance(after, StandsFor) else None
-    who = {"verb": verb, "actor": by.name, "actor_id": by.id, "reason": reason}
-    what = {"before": stored_state(before), "after": stored_state(after)}
+    author = {"verb": verb, "actor": by.name, "actor_id": by.id, "reason": reason}
+    states = {"before": stored_state(before), "after": stored_state(after)}
     session.add(
-        AliasMoveRow(tenant=row.tenant, alias=row.name, version=row.version, moved_at=now, gate=gate, **who, **what)
+        AliasMoveRow(
+            tenant=row.tenant, alias=row.name, version=row.version, moved_at=now, gate=gate, **author, **states
+        )
     )
     session.flush()
     bump(session, "aliases")

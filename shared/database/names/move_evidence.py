@@ -231,14 +231,14 @@ def _receipt(
         )
     if not receipt.passed:
         rows = [row for row in receipt.receipt.get("gates", []) if row["block"] and not row["passed"]]
-        said = "; ".join(f"{row['name']} {GateStatus(row['status']).word}: {row['message']}" for row in rows)
+        failures = "; ".join(f"{row['name']} {GateStatus(row['status']).word}: {row['message']}" for row in rows)
         outcome = overall_outcome(receipt.passed, rows).word
         raise _refused(
             Code.GATE_FAILED,
             before,
             assignment,
             adapter,
-            f"{adapter.id}: {outcome} under the policy {policy.name} ({policy.digest[:12]}), {receipt.id}: {said}.",
+            f"{adapter.id}: {outcome} under the policy {policy.name} ({policy.digest[:12]}), {receipt.id}: {failures}.",
             receipt,
         )
     if receipt.valid_until <= now:

@@ -38,8 +38,8 @@ class Publication:
         """Return the warning to the job's owner about a refusal."""
         if self.refusal is None:
             return []
-        said = f"{self.refusal.code}: {self.refusal.message}"
-        return [NewEvent(level="warn", message=said, data={"error": self.refusal.as_dict()})]
+        message = f"{self.refusal.code}: {self.refusal.message}"
+        return [NewEvent(level="warn", message=message, data={"error": self.refusal.as_dict()})]
 
 
 def publish_to_alias(

@@ -129,8 +129,8 @@ class AuditLog:
                     param="events",
                 )
             last = session.scalar(select(AuditEventRow.created_at).where(AuditEventRow.seq == through))
-            said = {"events": events, "until": last.isoformat() if last else None}
-            record(session, SHARED, PRUNED, str(through), {k: {"before": v, "after": None} for k, v in said.items()})
+            extent = {"events": events, "until": last.isoformat() if last else None}
+            record(session, SHARED, PRUNED, str(through), {k: {"before": v, "after": None} for k, v in extent.items()})
             session.execute(delete(AuditEventRow).where(upto))
             return count
 

@@ -135,8 +135,8 @@ def check_tools(tools: list[Tool]) -> None:
         if not isinstance(function, dict) or not isinstance(name, str) or not name.strip():
             raise _invalid(f"{place} has no function with a name", f"{place}.function.name")
         if bad := _UNUSABLE.search(name):
-            what = "white space" if bad[0].isspace() else f"the character {bad[0]!r}"
-            raise _invalid(f"{place}.function.name {name[:40]!r} contains {what}", f"{place}.function.name")
+            character = "white space" if bad[0].isspace() else f"the character {bad[0]!r}"
+            raise _invalid(f"{place}.function.name {name[:40]!r} contains {character}", f"{place}.function.name")
         if name in names:
             raise _invalid(f"{place} is a second tool with the name {name[:40]!r}", f"{place}.function.name")
         names.add(name)
@@ -213,10 +213,10 @@ def _translated_tool(tool: Tool, place: str, note: Note) -> Tool:
 
 
 def _refuse_other_forms(tool: Tool, place: str) -> None:
-    for key, whose in _FOREIGN_TOOLS.items():
+    for key, owner in _FOREIGN_TOOLS.items():
         if key in tool:
             form = "{type: function, function: {name, parameters}}"
-            raise _invalid(f"{place} has {whose} `{key}`; write each function as {form}", place)
+            raise _invalid(f"{place} has {owner} `{key}`; write each function as {form}", place)
 
 
 def _with_parameters(function: Tool, place: str, note: Note) -> Tool:

@@ -263,8 +263,8 @@ def _implicit(row: Row, chosen: Side, rejected: Side) -> Written:
         raise _equal(rejected.field)
     rests = len(chosen.turns) - common, len(rejected.turns) - common
     if not common or rests != (1, 1):
-        what = "have no first turn in common" if not common else "differ in more than their last turn"
-        reason = f"chosen and rejected {what}, so the prompt is not known; write it as `prompt`"
+        fault = "have no first turn in common" if not common else "differ in more than their last turn"
+        reason = f"chosen and rejected {fault}, so the prompt is not known; write it as `prompt`"
         raise RowError(RowCode.ROW_PROMPTS_DIFFER, reason, rejected.field)
     sides = [Side(side.turns[common:], side.field) for side in (chosen, rejected)]
     return written_row(chosen.turns[:common], "chosen", row.get("tools"), sides, used=("tools", "chosen", "rejected"))

@@ -105,8 +105,8 @@ def find_copies(rows: PreparedRows, training: Numbers, held_out: Numbers) -> fro
     if not len(held_out):
         return frozenset()
     # The marks of different rows hardly ever agree, so few rows are read completely.
-    alike = training[np.isin(rows.marks(training), rows.marks(held_out))]
-    trained = {rows[int(number)].ids.tobytes() for number in alike}
+    candidates = training[np.isin(rows.marks(training), rows.marks(held_out))]
+    trained = {rows[int(number)].ids.tobytes() for number in candidates}
     return frozenset(place for place, number in enumerate(held_out) if rows[int(number)].ids.tobytes() in trained)
 
 

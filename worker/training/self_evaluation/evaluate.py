@@ -219,7 +219,7 @@ class _Evaluation:
         self._end_ids: frozenset[int] = frozenset()
         self._answers = Answers()
 
-    def attempt(self, what: str, part: Callable[[], None]) -> None:
+    def attempt(self, noun: str, part: Callable[[], None]) -> None:
         """Run a part, or note why it was not possible."""
         try:
             part()
@@ -233,7 +233,7 @@ class _Evaluation:
             traceback.print_exc()
             code = _code_of(error)
         self.causes.append(code)
-        self.notes.append(f"{what} could not be made ({code}); the trainer's log has the reason.")
+        self.notes.append(f"{noun} could not be made ({code}); the trainer's log has the reason.")
         gc.collect()  # not above, where the exception's frames still hold the failed pass's tensors
         # After some errors a device refuses everything; the adapter is written, and the run has succeeded.
         with suppress(RuntimeError):
