@@ -24,18 +24,18 @@ def canonical_json(value: Any) -> bytes:
 
 
 def digest_json(value: Any) -> str:
-    """SHA-256 (64 hex digits) over :func:`canonical_json`."""
+    """Return the SHA-256 (64 hex digits) over :func:`canonical_json`."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
 def digest_file(path: Path) -> str:
-    """SHA-256 (64 hex digits) of a file's bytes, read in 1 MiB pieces."""
+    """Return the SHA-256 (64 hex digits) of a file's bytes, which are read in pieces of 1 MiB."""
     with path.open("rb") as file:
         return digest_stream(file)
 
 
 def digest_stream(stream: BinaryIO) -> str:
-    """SHA-256 (64 hex digits) of the rest of a stream, read in 1 MiB pieces."""
+    """Return the SHA-256 (64 hex digits) of the rest of a stream, which is read in pieces of 1 MiB."""
     sha256 = hashlib.sha256()
     while chunk := stream.read(CHUNK_BYTES):
         sha256.update(chunk)

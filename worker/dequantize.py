@@ -30,7 +30,7 @@ from worker.training.model.nf4 import quantised_tensors, through_nf4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; return the exit code, and print an error as JSON."""
+    """Run the command line; return the exit code, and print an error as JSON."""
     parser = argparse.ArgumentParser(prog="python -m worker.dequantize", description=__doc__)
     parser.add_argument("base", type=Path, metavar="BASE_DIR", help="folder of the base model")
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="folder to create")

@@ -54,7 +54,7 @@ again.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of the merge; returns the exit code (`worker/child_runtime.py`)."""
+    """Run the command line of the merge; return the exit code (`worker/child_runtime.py`)."""
     parser = argparse.ArgumentParser(prog="python -m worker.merge", description=__doc__)
     parser.add_argument("plan", type=Path, nargs="?", help="plan.json of a merge run")
     parser.add_argument("run_dir", type=Path, nargs="?", help="folder that receives the merged model")

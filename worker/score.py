@@ -29,7 +29,7 @@ from worker.training.probes import score_probes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of the scoring; returns the exit code (`worker/child_runtime.py`)."""
+    """Run the command line of the scoring; return the exit code (`worker/child_runtime.py`)."""
     parser = argparse.ArgumentParser(prog="python -m worker.score", description=__doc__)
     parser.add_argument("plan", type=Path, help="plan.json of a score run")
     parser.add_argument("run_dir", type=Path, help=f"folder that receives {SCORES_NAME}")

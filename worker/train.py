@@ -68,7 +68,7 @@ TRIES_NAME = "self_evaluation_tries.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of the trainer; returns the exit code (`worker/child_runtime.py`)."""
+    """Run the command line of the trainer; return the exit code (`worker/child_runtime.py`)."""
     parser = argparse.ArgumentParser(prog="python -m worker.train", description=__doc__)
     parser.add_argument("plan", type=Path, help="plan.json of a training run")
     parser.add_argument("run_dir", type=Path, help="folder for everything that the run makes")

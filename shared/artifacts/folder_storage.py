@@ -78,11 +78,11 @@ class FolderStorage(Storage):
         self.incoming = root / "incoming"
 
     def blob_path(self, sha256: str) -> Path:
-        """Path of the blob with this SHA-256, stored or not."""
+        """Return the path of the blob with this SHA-256, stored or not."""
         return self.root / "blobs" / "sha256" / sha256[:2] / sha256
 
     def folder(self, kind: ArtifactKind, digest: str) -> Path:
-        """Folder of an artifact, existing or not.
+        """Return the folder of an artifact, existing or not.
 
         Raises:
             NotFound: ``STORAGE_OBJECT_MISSING``: not a digest.

@@ -150,7 +150,7 @@ class AdapterManifest(BaseModel):
         return self
 
     def to_bytes(self) -> bytes:
-        """The manifest file's bytes: canonical JSON, nulls left out."""
+        """Return the manifest file's bytes: canonical JSON without nulls."""
         return canonical_json(self.model_dump(mode="json", exclude_none=True))
 
     @property
@@ -334,7 +334,7 @@ class ModelManifest(BaseModel):
     files: dict[FileName, Sha256]
 
     def to_bytes(self) -> bytes:
-        """The manifest file's bytes: canonical JSON, nulls left out."""
+        """Return the manifest file's bytes: canonical JSON without nulls."""
         return canonical_json(self.model_dump(mode="json", exclude_none=True))
 
     @property

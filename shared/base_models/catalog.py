@@ -228,7 +228,7 @@ def refuse_unknown_files(folder: Path) -> None:
     """Refuse a folder with files that no digest covers and that may be loaded nevertheless.
 
     Raises:
-        ArtifactInvalid: ``BASE_FILE_UNKNOWN`` naming the first of them, and all in the details.
+        ArtifactInvalid: ``BASE_FILE_UNKNOWN``; the message names the first of these files, the details name all.
     """
     covered = {*model_files(folder), *(path for pattern in UNUSED_FILES for path in folder.glob(pattern))}
     if unknown := sorted(path.name for path in folder.iterdir() if path not in covered):

@@ -191,7 +191,7 @@ class ConfigNumbers:
         self._spec, self._raw = spec, raw
 
     def name(self, key: str) -> str:
-        """The family's own name of a key."""
+        """Return the family's own name of a key."""
         return self._spec.keys.get(key, key)
 
     def optional(self, key: str) -> int | None:

@@ -399,7 +399,7 @@ TINY_FAMILIES = tuple(family for family, spec in SPECS.items() if spec.tiny_base
 
 
 def join_name(namespace: str, name: str) -> str:
-    """A tensor's full name; the namespace may be empty."""
+    """Return a tensor's full name; the namespace may be empty."""
     return f"{namespace}.{name}" if namespace else name
 
 

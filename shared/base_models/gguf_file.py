@@ -69,7 +69,7 @@ class GgufHeader:
 
     @property
     def elements(self) -> int:
-        """Elements of all tensors together."""
+        """Number of elements of all tensors."""
         return sum(tensor.elements for tensor in self.tensors.values())
 
 

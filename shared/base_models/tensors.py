@@ -101,7 +101,7 @@ def lora_modules(config: ModelConfig, target_modules: Sequence[str] | None = Non
 
 
 def parameter_count(tensors: Mapping[str, Shape]) -> int:
-    """Elements of all tensors together."""
+    """Return the number of elements of all tensors."""
     return sum(math.prod(shape) for shape in tensors.values())
 
 
@@ -111,7 +111,7 @@ def _block_prefix(config: ModelConfig, namespace: str, layer: int) -> str:
 
 
 def _linears(config: ModelConfig, kind: str) -> dict[str, tuple[int, int]]:
-    """Linear layers of one block, name relative to it → (in, out)."""
+    """Return the linear layers of a block, name relative to the block → (in, out)."""
     sizes, spec = config.sizes, config.spec
     layers = {**spec.mixers[kind].linears, **spec.mlp}
     return {name: (sizes[inputs], sizes[outputs]) for name, (inputs, outputs) in layers.items()}

@@ -23,7 +23,7 @@ LANGUAGE = re.compile(r"^[a-z0-9][a-z0-9_+#-]{0,31}$")
 
 
 def installed_languages() -> list[str]:
-    """Names of the languages that :func:`load_checker` finds."""
+    """Return the names of the languages that :func:`load_checker` finds."""
     return sorted({*filter(_is_usable, _OWN), *(point.name for point in _entry_points())})
 
 

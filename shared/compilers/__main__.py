@@ -1,8 +1,8 @@
 """``python -m shared.compilers CONFIG``, within bubblewrap: confines itself, and becomes the compiler.
 
-The code is its standard input. To the descriptor ``report_fd`` it writes ``+`` just before it becomes the compiler, or
-the reason why it cannot. The compiler does not inherit the descriptor, so that the code cannot make a compiler imitate
-a failure of the sandbox.
+It reads the code from standard input. Just before it becomes the compiler, it writes ``+`` to the descriptor
+``report_fd``; if it cannot become the compiler, it writes the reason. The compiler does not inherit the descriptor, so
+that the code cannot make a compiler imitate a failure of the sandbox.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class TrainingRun(ContractValue):
     inputs: TrainingInputs
 
     def to_json(self) -> str:
-        """The file's content; the plan in it is the stored one, so that it keeps its digest."""
+        """Return the file's content; the plan in it is written as it was stored, so that it keeps its digest."""
         return self.model_dump_json(indent=2, exclude_unset=True)
 
 

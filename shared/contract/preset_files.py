@@ -95,7 +95,7 @@ class SizeRow(ContractValue):
 
 
 class SmallDataset(ContractValue):
-    """Bounds for files of fewer rows than these."""
+    """Bounds for files with fewer than ``below_rows`` rows."""
 
     below_rows: int
     bounds: dict[str, Bound]
@@ -125,17 +125,17 @@ def _load(name: str, kind: type[F]) -> F:
 
 @cache
 def preset_file() -> PresetFile:
-    """`data/presets.json`."""
+    """Return the content of `data/presets.json`."""
     return _load("presets.json", PresetFile)
 
 
 @cache
 def domain_file() -> DomainFile:
-    """`data/domain_profiles.json`."""
+    """Return the content of `data/domain_profiles.json`."""
     return _load("domain_profiles.json", DomainFile)
 
 
 @cache
 def ladder_file() -> LadderFile:
-    """`data/gpu_ladder.json`."""
+    """Return the content of `data/gpu_ladder.json`."""
     return _load("gpu_ladder.json", LadderFile)

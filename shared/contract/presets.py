@@ -54,12 +54,12 @@ class Resolution(ContractValue):
 
 
 def preset_names() -> list[str]:
-    """Every name of a preset: ids, aliases, and ``auto``."""
+    """Return every name of a preset: ids, aliases, and ``auto``."""
     return [name for preset in preset_file().presets for name in (preset.id, *preset.aliases)] + [AUTO]
 
 
 def domain_names() -> list[str]:
-    """Every domain."""
+    """Return the name of every domain."""
     return [profile.id for profile in domain_file().profiles]
 
 

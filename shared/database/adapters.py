@@ -99,7 +99,7 @@ class Adapters:
         self._tenants = visible_to(tenant)
 
     def of(self, tenant: TenantName) -> Adapters:
-        """Adapters as another tenant sees them."""
+        """Return the adapters as another tenant sees them."""
         return Adapters(self._db, tenant)
 
     def get(self, name: str, *, deleted: bool = False) -> Adapter:

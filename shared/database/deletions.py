@@ -61,7 +61,7 @@ class Deletions:
         self._tenant = tenant
 
     def of(self, tenant: TenantName) -> Deletions:
-        """The verbs for another tenant."""
+        """Return the verbs for another tenant."""
         return Deletions(self._db, tenant)
 
     def begin(self, adapter_id: str) -> None:

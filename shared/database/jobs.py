@@ -71,7 +71,7 @@ class Jobs:
         self._tenants = visible_to(tenant)
 
     def of(self, tenant: TenantName) -> Jobs:
-        """Jobs as another tenant sees them."""
+        """Return the jobs as another tenant sees them."""
         return Jobs(self._db, tenant)
 
     def submit(self, submission: Submission) -> tuple[Job, bool]:

@@ -34,7 +34,7 @@ FIGURES = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 
 
 class UsageAccount(NamedTuple):
-    """The key of a usage row."""
+    """The columns that identify a usage row."""
 
     day: str
     """A day in UTC, as in 2026-11-21."""

@@ -51,7 +51,7 @@ def general_questions() -> tuple[GeneralQuestion, ...]:
 
 @cache
 def all_general_questions() -> tuple[GeneralQuestion, ...]:
-    """`data/general_questions.json`."""
+    """Return the questions in `data/general_questions.json`."""
     text = files("shared.model_card").joinpath("data", "general_questions.json").read_bytes()
     return TypeAdapter(tuple[GeneralQuestion, ...]).validate_json(text)
 

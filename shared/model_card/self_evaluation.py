@@ -67,7 +67,7 @@ class PreferredAnswers(EvaluationPart):
     )
 
     def __str__(self) -> str:
-        """One line of plain text."""
+        """Describe the numbers in one line of plain text."""
         return (
             f"the preferred answer is more likely per token in {self.before} of {counted(self.pairs, 'pair')} "
             f"for the {self.reference} and in {self.tuned} for the tuned model; "

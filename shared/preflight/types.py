@@ -190,7 +190,7 @@ class PlannedDevice(PreflightValue):
     source: str
 
     def describe(self) -> str:
-        """One line for an operator."""
+        """Describe the device in one line for an operator."""
         name = {"cpu": "CPU", "cuda": "GPU"}.get(self.device, "not known, planned as a GPU")
         return f"{name} ({self.source})"
 
@@ -208,7 +208,7 @@ class TrainingTime(PreflightValue):
     reason: str
 
     def describe(self) -> str:
-        """One line for an operator: what the estimate covers, and its basis."""
+        """Describe in one line for an operator what the estimate covers, and its basis."""
         training = f"training about {length_of(self.seconds)}, {self.reason}"
         if self.other_seconds is None:
             return f"{training}; without loading, evaluation and publishing"

@@ -46,5 +46,5 @@ def shares_won(old: Sequence[float], new: Sequence[float]) -> list[float]:
 
 
 def rate_interval(difference: tuple[float, float] | None) -> tuple[float, float] | None:
-    """Return the interval of a win rate from that of wins less losses, per item."""
+    """Return the interval of a win rate, given the interval of wins minus losses per item."""
     return difference and ((1 + difference[0]) / 2, (1 + difference[1]) / 2)

@@ -33,7 +33,7 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; return the exit code, and print an error as JSON."""
+    """Run the command line; return the exit code, and print an error as JSON."""
     parser = argparse.ArgumentParser(prog="python -m worker.bases.gguf_base", description=__doc__)
     parser.add_argument("file", type=Path, metavar="FILE", help="GGUF file of a chat model")
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="folder to create")

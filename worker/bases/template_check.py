@@ -33,7 +33,7 @@ MEMORY_BYTES = 1 << 30
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; return the exit code (`worker/child_runtime.py`)."""
+    """Run the command line; return the exit code (`worker/child_runtime.py`)."""
     parser = argparse.ArgumentParser(prog="python -m worker.bases.template_check", description=__doc__)
     parser.add_argument("plan", type=Path, help="plan.json of the check")
     parser.add_argument("run_dir", type=Path, help="folder that receives the error")

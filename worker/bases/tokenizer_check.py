@@ -27,7 +27,7 @@ CHAT = [
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; return the exit code, and print an error as JSON."""
+    """Run the command line; return the exit code, and print an error as JSON."""
     parser = argparse.ArgumentParser(prog="python -m worker.bases.tokenizer_check", description=__doc__)
     parser.add_argument("base", type=Path, metavar="BASE_DIR", help="folder of the base model")
     arguments = parser.parse_args(argv)

@@ -51,7 +51,7 @@ class CheckpointManifest(BaseModel):
     files: dict[FileName, Sha256]
 
     def to_bytes(self) -> bytes:
-        """The manifest file's bytes: canonical JSON."""
+        """Return the manifest file's bytes: canonical JSON."""
         return canonical_json(self.model_dump(mode="json"))
 
 

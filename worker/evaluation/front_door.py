@@ -121,7 +121,7 @@ class FrontDoor:
             raise
 
     def _remember_socket(self, event: str, facts: dict[str, Any]) -> None:
-        """Called by httpcore at each step of a request."""
+        """Remember a new connection's socket; httpcore calls this at each step of a request."""
         if event not in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             return
         connected = facts["return_value"].get_extra_info("socket")

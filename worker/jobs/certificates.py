@@ -396,10 +396,10 @@ def differences(scores: Scores, other: Scores) -> list[float]:
 
 
 def rms(values: Sequence[float]) -> float:
-    """Root of the mean square; 0 of an empty sequence."""
+    """Return the root of the mean square; 0 for an empty sequence."""
     return math.sqrt(sum(value * value for value in values) / len(values)) if values else 0.0
 
 
 def largest(values: Iterable[float]) -> float:
-    """Largest magnitude; 0 of an empty sequence."""
+    """Return the largest magnitude; 0 for an empty sequence."""
     return max(map(abs, values), default=0.0)

@@ -77,7 +77,7 @@ HUB_KEYS = frozenset({"HF_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGING_FACE_HUB_TOK
 
 
 def child_environment(ours: Mapping[str, str], threads: int, processes: int) -> dict[str, str]:
-    """Environment of the processes that share a run.
+    """Return the environment of the processes that share a run.
 
     Args:
         ours: the worker's environment.

@@ -88,7 +88,7 @@ def load_weights(model: PeftModel, folder: Path, base: Path) -> list[str]:
 
 
 def template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 of the chat template."""
+    """Return the SHA-256 of the chat template."""
     return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
 
 

@@ -216,7 +216,7 @@ def share_rows(lengths: Sequence[int], processes: int) -> list[list[int]]:
 
 
 def digest_of(tensors: Iterable[torch.Tensor]) -> str:
-    """SHA-256 over the tensors' values in fp32."""
+    """Return the SHA-256 over the tensors' values in fp32."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.detach().float().cpu().contiguous().numpy().data)

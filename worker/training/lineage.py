@@ -33,7 +33,7 @@ def lineage() -> Lineage:
 
 
 def code_version() -> str:
-    """Version of Mens; ``source`` if it runs without being installed."""
+    """Return the version of Mens; ``source`` if it runs without being installed."""
     try:
         return version("mens")
     except PackageNotFoundError:
@@ -42,14 +42,14 @@ def code_version() -> str:
 
 @cache
 def code_digest(root: Path) -> str:
-    """SHA-256 over the canonical JSON of path → SHA-256 of every source file below ``shared/`` and ``worker/``."""
+    """Return the SHA-256 over the canonical JSON of path → SHA-256 of the sources in ``shared/`` and ``worker/``."""
     files = (path for folder in SOURCES for path in (root / folder).rglob("*.py"))
     return digest_json({path.relative_to(root).as_posix(): digest_file(path) for path in files})
 
 
 @cache
 def environment_digest() -> str:
-    """SHA-256 over the canonical JSON of normalised name → version of every installed package except Mens itself."""
+    """Return the SHA-256 over the canonical JSON of name → version of every installed package except Mens itself."""
     versions = {re.sub(r"[-_.]+", "-", installed.name).lower(): installed.version for installed in distributions()}
     return digest_json({name: number for name, number in versions.items() if name != "mens"})
 

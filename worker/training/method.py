@@ -47,7 +47,7 @@ class Example(Protocol):
         """True if the adapter should give that answer; a rated answer may be bad."""
 
     def unweighted(self) -> Self:
-        """The row without its own weight, as validation uses it."""
+        """Return the row without its own weight, as validation uses it."""
 
 
 class Batch(Protocol):

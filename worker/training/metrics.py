@@ -65,7 +65,7 @@ class StepReport:
 
 
 def mean(values: list[float]) -> float | None:
-    """Arithmetic mean; None for an empty sequence."""
+    """Return the arithmetic mean; None for an empty sequence."""
     return sum(values) / len(values) if values else None
 
 

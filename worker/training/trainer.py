@@ -233,7 +233,7 @@ def agree_to_start(context: TrainingContext, progress: Progress) -> None:
 
 
 def agree_on_memory(context: TrainingContext, progress: Progress) -> None:
-    """After one process ran out of memory, make all of them, and runs resumed from here, use smaller micro-batches."""
+    """Make all processes, and runs resumed from here, use smaller micro-batches after one ran out of memory."""
     smallest, retries = context.distributed.largest([-progress.token_budget, progress.memory_retries])
     progress.token_budget, progress.memory_retries = -int(smallest), int(retries)
     # An equal run on a machine with more free memory adds the same numbers up in another order.

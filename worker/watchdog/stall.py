@@ -32,7 +32,7 @@ class StallWatch:
         self._longest: float | None = None  # silence between two reports, once a step is done
 
     def note(self, telemetry: Sequence[dict[str, Any]]) -> None:
-        """Process the trainer's reports since the last call; may be empty."""
+        """Process the trainer's reports since the last call, which may be empty."""
         if not telemetry:
             return
         now = self._clock()

@@ -215,7 +215,7 @@ class Keys:
             return revoked
 
     def authenticate(self, secret: str) -> Key:
-        """Return the key of a secret.
+        """Return the key that a secret belongs to.
 
         Raises:
             Unauthenticated: ``KEY_INVALID``: unknown or revoked; ``KEY_EXPIRED``.
@@ -233,7 +233,7 @@ class Keys:
 
 
 def tenant_keys(session: Session, tenant: TenantName | None = None) -> list[Key]:
-    """:meth:`Keys.all` inside the caller's transaction."""
+    """Return the keys as :meth:`Keys.all` does, inside the caller's transaction."""
     query = select(KeyRow).where(or_(KeyRow.job_id.is_(None), KeyRow.revoked_at.is_(None))).order_by(KeyRow.id)
     if tenant is not None:
         query = query.where(KeyRow.tenant == tenant)

@@ -54,7 +54,7 @@ class Files:
         self._tenants = visible_to(tenant)
 
     def of(self, tenant: TenantName) -> Files:
-        """Files as another tenant sees them."""
+        """Return the files as another tenant sees them."""
         return Files(self._db, tenant)
 
     def room(self, quota: FileQuota) -> int | None:

@@ -81,7 +81,7 @@ class Uploads:
         self._tenant = tenant
 
     def of(self, tenant: TenantName) -> Uploads:
-        """Uploads of another tenant."""
+        """Return the uploads of another tenant."""
         return Uploads(self._db, tenant)
 
     def create(

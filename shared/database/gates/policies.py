@@ -190,7 +190,7 @@ class Policies:
 def assign_policy(
     session: Session, tenant: TenantName, scope: str, name: str | None, by: Author, reason: str, now: datetime
 ) -> Assignment | None:
-    """:meth:`Policies.assign` inside the caller's transaction, which may have locked an alias, and no adapter yet."""
+    """Assign as :meth:`Policies.assign` does, in a transaction that may have locked an alias but not an adapter."""
     if scope not in (TENANT_SCOPE, SERVER_SCOPE) and not scope.startswith(ALIAS_PREFIX):
         raise InvalidRequest(Code.REQUEST_INVALID, f"{scope!r} is not alias:NAME, tenant or server.", param="scope")
     if scope == SERVER_SCOPE and tenant != SHARED:

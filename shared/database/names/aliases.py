@@ -106,7 +106,7 @@ class Aliases:
         self._tenants = visible_to(tenant)
 
     def of(self, tenant: TenantName) -> Aliases:
-        """Aliases as another tenant sees them."""
+        """Return the aliases as another tenant sees them."""
         return Aliases(self._db, tenant)
 
     def all(self) -> list[Alias]:

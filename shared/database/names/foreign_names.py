@@ -53,7 +53,7 @@ class ForeignNames:
         self._tenants = visible_to(tenant)
 
     def of(self, tenant: TenantName) -> ForeignNames:
-        """Foreign names as another tenant sees them."""
+        """Return the foreign names as another tenant sees them."""
         return ForeignNames(self._db, tenant)
 
     def all(self) -> list[ForeignName]:

@@ -49,7 +49,7 @@ class LabelledRows:
         return counts
 
     def targets(self) -> Counts:
-        """Positions of each row that carry loss."""
+        """Return the number of positions of each row that carry loss."""
         return self.per_row(self.weights > 0)
 
     def last_supervised(self, last_k: int) -> LabelledRows:

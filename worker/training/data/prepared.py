@@ -120,7 +120,7 @@ class Row:
         return True
 
     def unweighted(self) -> Row:
-        """The row without its own weight, as validation uses it."""
+        """Return the row without its own weight, as validation uses it."""
         return replace(self, weight=1.0)
 
 

@@ -175,7 +175,7 @@ def _each_document(
 
 
 def _window_mask(length: int, window: int, device: torch.device) -> torch.Tensor:
-    """True where position i may see position j: j ≤ i and i - j < window."""
+    """Return a mask that is true where position i may see position j: j ≤ i and i - j < window."""
     positions = torch.arange(length, device=device)
     distance = positions[:, None] - positions[None, :]
     return (distance >= 0) & (distance < window)

@@ -126,7 +126,7 @@ def _normalised(x: Tensor) -> Tensor:
 
 
 def _by_chunks(x: Tensor) -> Tensor:
-    """(rows, tokens, heads, size) → (rows · heads, chunks, C, size), with zeros behind the last token."""
+    """Convert (rows, tokens, heads, size) to (rows · heads, chunks, C, size), with zeros after the last token."""
     rows, tokens, heads, size = x.shape
     padded = pad(x.transpose(1, 2), (0, 0, 0, -tokens % CHUNK))
     return padded.reshape(rows * heads, -1, CHUNK, size)

@@ -41,7 +41,7 @@ class Frozen(Protocol):
         ...
 
     def weight(self) -> Tensor:
-        """Weight (out, in), in the dtype of the activations; may be a new tensor at each call."""
+        """Return the weight (out, in) in the dtype of the activations; it may be a new tensor at each call."""
         ...
 
 
@@ -144,7 +144,7 @@ def _all_thin(rows: Tensor, adapters: Sequence[ProjectionLora]) -> Tensor:
 
 
 def _outer(left: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:
-    """``leftᵀ other``, summed over tokens, straight into the dtype of a parameter."""
+    """Return ``leftᵀ other``, summed over tokens, directly in the dtype of a parameter."""
     if left.dtype == dtype:
         return left.t() @ other
     if left.is_cuda:
@@ -159,7 +159,7 @@ class SharedInput(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, frozen: Sequence[Frozen], scales: Sequence[float], *lora: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """Outputs (..., out) of x (..., in), one per frozen layer; `lora` is A₀, B₀, A₁, B₁, … with None for no LoRA."""
+        """Return outputs (..., out) of x (..., in), one per frozen layer; `lora`: A₀, B₀, A₁, B₁, … or None."""
         outputs, thin = project(x, frozen, pair_up(scales, lora))
         ctx.frozen, ctx.scales = frozen, scales
         ctx.save_for_backward(x, thin, *lora)
@@ -188,7 +188,7 @@ class SwiGlu(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, frozen: Sequence[Frozen], scales: Sequence[float], recomputes: bool, *lora: Tensor | None
     ) -> Tensor:
-        """y (..., out) of x (..., in); frozen layers, scales and pairs A, B in the order gate, up, down."""
+        """Return y (..., out) of x (..., in); frozen layers, scales and pairs A, B are in the order gate, up, down."""
         adapters = pair_up(scales, lora)
         (gate, up), thin = project(x, frozen[:2], adapters[:2])
         (y,), inner_thin = project(gated(gate, up), frozen[2:], adapters[2:])

@@ -18,7 +18,7 @@ PROBE_TOKENS = 4
 
 
 def compute_dtype_of(base: nn.Module) -> torch.dtype:
-    """Dtype of the activations that a frozen linear layer takes."""
+    """Return the dtype of the activations that a frozen linear layer takes."""
     weight: Any = base.weight
     dtype: torch.dtype = weight.quant_state.dtype if isinstance(base, Linear4bit) else weight.dtype
     return dtype
@@ -42,7 +42,7 @@ class Projection:
         return self.base.bias
 
     def weight(self) -> Tensor:
-        """(out, in) in the compute dtype."""
+        """Return the weight (out, in) in the compute dtype."""
         weight = self.base.weight
         if not isinstance(self.base, Linear4bit):
             return weight
@@ -53,7 +53,7 @@ class Projection:
         return dequantize_4bit(weight.data, state)  # type: ignore[no-any-return]
 
     def keep_dequantised(self) -> None:
-        """Dequantise once, now; a no-op for a weight that is not quantised."""
+        """Dequantise the weight now and keep the result; do nothing for a weight that is not quantised."""
         if isinstance(self.base, Linear4bit):
             self._cached, self._cached_from = self.weight(), self.base.weight
 

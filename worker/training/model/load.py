@@ -77,7 +77,7 @@ def own_gpus() -> MachineGpus:
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:
-    """Dtype of activations and dequantised weights: bf16 on an accelerator, fp32 on the CPU."""
+    """Return the dtype of activations and dequantised weights: bf16 on an accelerator, fp32 on the CPU."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 

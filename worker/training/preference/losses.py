@@ -25,7 +25,7 @@ def preference_loss(
     Args:
         section: the contract's section with the loss and its parameters.
         policy: (pairs, 2), log-probability of the preferred and of the rejected answer, in nats.
-        reference: the same by the reference.
+        reference: (pairs, 2), the reference's log-probabilities of both answers, in nats.
         lengths: (pairs, 2), tokens of the answers.
     """
     gained = policy - reference

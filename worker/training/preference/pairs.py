@@ -61,7 +61,7 @@ class Pair:
         return True
 
     def unweighted(self) -> Pair:
-        """The pair as validation uses it."""
+        """Return the pair as validation uses it."""
         return replace(self, chosen=self.chosen.unweighted())
 
 

@@ -60,7 +60,7 @@ class RatedAnswer:
         return self.is_good
 
     def unweighted(self) -> RatedAnswer:
-        """The answer as validation uses it: unchanged."""
+        """Return the answer as validation uses it: unchanged."""
         return self
 
     def mismatched(self) -> RatedAnswer:

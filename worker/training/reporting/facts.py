@@ -77,7 +77,7 @@ class FinishedRun:
 
 
 def new_run_id() -> str:
-    """A ULID: sorts by time, and two runs never share one. Checkpoints contain it, so a resumed run keeps it."""
+    """Return a new ULID, which sorts by time and is unique. Checkpoints contain it, so a resumed run keeps it."""
     return str(ULID())
 
 

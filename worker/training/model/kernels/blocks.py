@@ -55,7 +55,7 @@ class Norm:
         self.original: Callable[[Tensor], Tensor] = norm.forward
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(..., size)."""
+        """Return the normalised states, (..., size)."""
         if can_norm(self.norm, hidden_states):
             return normed_sum(self.norm, hidden_states)[1]
         return self.original(hidden_states)
@@ -115,7 +115,7 @@ class Block:
         self.original: Callable[..., Tensor] = block.forward
 
     def forward(self, hidden_states: Tensor, **named: Any) -> Tensor:
-        """(rows, tokens, hidden)."""
+        """Return the block's output, (rows, tokens, hidden)."""
         block = self.block
         has_kernels = can_norm(block.input_layernorm, hidden_states)
         if not (has_kernels or self.recomputes):
@@ -150,7 +150,7 @@ class Mlp:
         self.original: Callable[[Tensor], Tensor] = mlp.forward
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., hidden)."""
+        """Return the MLP's output, (..., hidden)."""
         if not choice.runs_kernels(x):
             return self.original(x)
         mlp = self.mlp

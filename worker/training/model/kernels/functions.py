@@ -18,7 +18,7 @@ class NormedSum(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, centred: bool
     ) -> tuple[Tensor, Tensor]:
-        """(sum, norm), each (..., size); `centred` as in `reference.py:rms_norm`."""
+        """Return sum and norm, each (..., size); `centred` as in `reference.py:rms_norm`."""
         total, normed, scale = operators.norm(x, delta, weight, eps, centred=centred)
         if delta is None:
             total = x
@@ -45,7 +45,7 @@ class Rotation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Both (rows, heads, tokens, size), turned; cos and sin (rows or 1, tokens, turned)."""
+        """Return both rotated, (rows, heads, tokens, size); cos and sin are (rows or 1, tokens, turned)."""
         ctx.save_for_backward(cos, sin)
         return operators.turn(query, key, cos, sin, back=False)
 
@@ -60,7 +60,7 @@ class Gated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        """(..., inner)."""
+        """Return the product, (..., inner)."""
         ctx.save_for_backward(gate, up)
         return operators.gated(gate, up)
 
