@@ -206,7 +206,7 @@ class _Draft:
         self._chosen |= {path: (value, source) for path, value in open_.items()}
 
     def decide(self, values: Values, source: Source) -> None:
-        """Set fields."""
+        """Set fields to values that were not chosen by name; notes no longer mention them."""
         for path, value in values.items():
             self._set(path, value, source)
             self._chosen.pop(path, None)

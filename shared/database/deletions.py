@@ -113,7 +113,7 @@ class Deletions:
         """Unpublish an adapter in the storage, unless something needs it. No job can begin to store it meanwhile.
 
         Args:
-            deletion: the adapter's.
+            deletion: the pending deletion.
             remove_manifest: called inside the transaction when nothing else needs the folder; it must be quick.
         """
         return self._step(deletion, remove_manifest, ends=False)
@@ -122,7 +122,7 @@ class Deletions:
         """Remove an adapter's folder, unless something needs it, and end its deletion.
 
         Args:
-            deletion: deletion of an adapter that every replica has unloaded.
+            deletion: the pending deletion of an adapter that every replica has unloaded.
             remove: called inside the transaction when nothing else needs the folder; it must be quick.
         """
         return self._step(deletion, remove, ends=True)

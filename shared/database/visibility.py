@@ -28,8 +28,8 @@ def is_preferred(tenants: Sequence[str]) -> ColumnElement[bool]:
 
 
 def adapters_by_id(rows: Iterable[AdapterRow], tenants: Sequence[str]) -> dict[str, AdapterRow]:
-    """Index adapters by id, in the order given. If several have an id, a published one and the first tenant's are
-    preferred.
+    """Index adapters by id, in the order given. If several have the same id, a published one is preferred, then
+    the first tenant's.
     """
     by_id: dict[str, AdapterRow] = {}
     for row in rows:

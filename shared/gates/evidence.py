@@ -112,7 +112,7 @@ class ForgetEvidence(Evidenced):
     """Runs of the gate `forget`, by name: the general questions, and the runs by which the parent was judged.
 
     Attributes:
-        compared_with: id of the parent; without one that answers, name of the base.
+        compared_with: id of the parent or, if no parent can answer, name of the base.
         missing: why a run is absent, by its name.
     """
 

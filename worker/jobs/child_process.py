@@ -236,7 +236,7 @@ def trainer_threads(setting: int | None, base: Path) -> int:
     """Return the CPU threads of a program that computes with a base; 0 leaves the number to torch, as on a GPU.
 
     Args:
-        setting: None: chosen by the size of the base.
+        setting: the number in the settings; None: it is chosen by the size of the base.
         base: folder of the base.
     """
     if setting is not None or find_gpus().gpus:

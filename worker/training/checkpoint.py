@@ -207,7 +207,7 @@ def _folder(run_dir: Path, step: int) -> Path:
 
 
 def refuse_missing(distributed: DistributedContext, resume: Path | None) -> None:
-    """Check, before any process reads it, that all of them resume from the same checkpoint. Each of several machines
+    """Check that all processes resume from the same checkpoint, before any of them reads it. Each of several machines
     has its own folder.
 
     Raises:

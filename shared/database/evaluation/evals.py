@@ -1,4 +1,4 @@
-"""Evals: a data source and criteria. A run of one is a job, which `runs.py` finds."""
+"""Evals: a data source and criteria. A run of an eval is a job; `runs.py` has the verbs of runs."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def over_quota(tenant: str, quota: str, param: str = "file") -> Forbidden:
 
 
 def remove_unneeded(session: Session, sha256: str, remove: Remove) -> bool:
-    """Remove a blob that no file and no part has. The caller has locked the content and deleted its own row.
+    """Remove a blob that no file and no part uses. The caller has locked the content and deleted its own row.
 
     Returns:
         whether it was removed.
