@@ -149,7 +149,7 @@ class _Reader:
         """Read a number of elements, up to a limit."""
         elements = self.number("<Q")
         if elements > limit:
-            raise invalid(self._path, f"it says that it has {elements} {noun}; at most {limit} are read")
+            raise invalid(self._path, f"it claims to have {elements} {noun}; at most {limit} are read")
         return elements
 
     def string(self) -> str:

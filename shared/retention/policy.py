@@ -18,10 +18,11 @@ class Policy:
 
     Attributes:
         checkpoints: number of each job's newest checkpoints to keep.
-        failed_checkpoints: a checkpoint is deleted this time after its job failed or was cancelled, or an alias last pointed to it.
+        failed_checkpoints: a checkpoint of a job that failed or was cancelled is deleted this time after the job's end,
+            or after an alias last pointed to it.
         unaliased: an adapter is deleted when no alias has pointed to it for this time.
         run_folders: a finished job's run folder is removed after this time.
-        models: a merged model is deleted this time after its job.
+        models: a merged model is deleted this time after the end of its job.
         unreferenced: stored folders that no job accounts for are removed after this time.
         prepared_bytes: prepared data is kept up to this size; the least recently used is removed first.
     """

@@ -31,7 +31,7 @@ class Place:
     """A place in the queue.
 
     Attributes:
-        position: 1 is claimed next.
+        position: place in the order of claims; 1: the job is claimed next.
         starts_at: seconds since 1970; None: unknown, because a job before it has no estimate, or no worker is alive.
     """
 

@@ -37,7 +37,7 @@ class Frozen(Protocol):
 
     @property
     def bias(self) -> Tensor | None:
-        """(out,) or None."""
+        """Bias (out,), or None."""
         ...
 
     def weight(self) -> Tensor:

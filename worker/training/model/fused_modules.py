@@ -38,7 +38,7 @@ class Projection:
 
     @property
     def bias(self) -> Tensor | None:
-        """(out,) or None."""
+        """Bias (out,), or None."""
         return self.base.bias
 
     def weight(self) -> Tensor:
