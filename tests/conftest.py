@@ -1,4 +1,6 @@
-"""Fixtures for every tier's tests: one PostgreSQL server per session, and a migrated database of either kind per test."""
+"""Fixtures for the tests of all tiers: one PostgreSQL server per session, and a migrated database of either kind per
+test.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documentation: settings, tests, commands, paths and links that it names exist, and its words are the field's."""
+"""The documentation: the settings, tests, commands, paths and links that it names exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/errors.md is what the error tree says, and every code has a class, a section and a place to look."""
+"""docs/errors.md matches the error tree, and every code has a class, a section and a place to look."""
 
 from __future__ import annotations
 

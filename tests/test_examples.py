@@ -1,4 +1,6 @@
-"""The example files: every row parses, and the demo's questions are new to the model that answers them."""
+"""The example files: every row parses, and the demo's questions are not in the training rows of the model that answers
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""docs/operations.md: its commands back an installation up and restore it elsewhere, and its figures are those of the benches."""
+"""docs/operations.md: its commands back an installation up and restore it elsewhere, and its figures are those of the
+benches.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole suite fails where a test that the capability matrix names did not pass."""
+"""A run of the whole suite fails if a test that the capability matrix names did not pass."""
 
 from __future__ import annotations
 

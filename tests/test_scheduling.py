@@ -1,4 +1,4 @@
-"""How `make test` spreads the tests: what shares servers stays together, and what takes long comes first."""
+"""How `make test` distributes the tests: those that share servers stay together, and long ones run first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run says at its end what it skipped, and what would bring it."""
+"""A run reports at its end which tests it skipped, and what would run them."""
 
 from __future__ import annotations
 

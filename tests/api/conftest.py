@@ -1,4 +1,4 @@
-"""An application on a fresh SQLite database, with one base model in its catalogue and a key."""
+"""An application on a new SQLite database, with one base model in its catalogue and a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hub models fetched in the background: each once, a failed one again, and none after the end."""
+"""Hub models fetched in the background: each once, again after a failure, and none after shutdown."""
 
 from __future__ import annotations
 

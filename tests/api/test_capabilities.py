@@ -1,4 +1,4 @@
-"""The capability matrix: every row is checked against what proves it."""
+"""The capability matrix: every row is checked against its proof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Connections of strangers: large heads, slow heads, half-open connections, and answers to requests that still come."""
+"""Connections of unknown clients: large heads, slow heads, half-open connections, and responses to requests that are
+still being sent.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Programs of the console that need no browser: what an address or a file may put into a request, and into a command to copy."""
+"""Parts of the console that need no browser: what an address or a file can put into a request, and into a command to
+copy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The console's own sources: text is only ever text, nothing is loaded from elsewhere, and the whole page stays small."""
+"""The console's own sources: data is only ever shown as text, nothing is loaded from elsewhere, and the whole page
+stays small.
+"""
 
 from __future__ import annotations
 

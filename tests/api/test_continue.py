@@ -1,4 +1,4 @@
-"""Jobs that continue from an adapter: how its name is resolved, what is refused, and what is shown afterwards."""
+"""Jobs that continue from an adapter: how its name is resolved, what is refused, and what the job shows afterwards."""
 
 from __future__ import annotations
 

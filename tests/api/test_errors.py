@@ -1,4 +1,4 @@
-"""Errors over HTTP: every class has a status, and every error the one shape."""
+"""Errors over HTTP: every class has a status, and every error has the same shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many files a request runs through: what a newcomer has to read to follow it."""
+"""How many files run for a request, which a newcomer has to read to follow it."""
 
 from __future__ import annotations
 

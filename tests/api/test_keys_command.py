@@ -1,4 +1,4 @@
-"""``python -m api.keys``: makes the first key where the command line is not installed."""
+"""``python -m api.keys``: creates the first key on machines without the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m api.migrate``, as the chart's hook runs it: what stands in its way is one line."""
+"""``python -m api.migrate``, as the chart's hook runs it: an error is one line."""
 
 from __future__ import annotations
 

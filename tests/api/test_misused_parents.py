@@ -1,4 +1,4 @@
-"""Misuse of a parent, by both routes and both methods: each has a code before a job exists."""
+"""Misuse of a parent, through both routes and with both methods: each has a code before a job exists."""
 
 from __future__ import annotations
 

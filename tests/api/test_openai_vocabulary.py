@@ -1,4 +1,4 @@
-"""Errors on OpenAI's routes have OpenAI's types and codes, and ours beside them; on our own routes they have ours."""
+"""Errors on OpenAI's routes have OpenAI's types and codes, with ours in addition; on our own routes they have ours."""
 
 from __future__ import annotations
 

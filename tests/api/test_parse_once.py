@@ -1,4 +1,4 @@
-"""How often a submission validates its contract, tries the gates and reads the training file."""
+"""How often a submission validates its contract, checks the refusals and reads the training file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas of tenants: what they store, how often they upload and plan, and what all their keys send to models together."""
+"""Quotas of tenants: stored files, rates of uploads and plans, and the requests of all their keys to models together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shutdown of an API process: responses in flight may end, endless ones are ended, and no new connection is accepted."""
+"""Shutdown of an API process: responses in flight may finish, endless ones are ended, and new connections are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shadow traffic that is judged: requests through the front door to two adapters of which one is worse."""
+"""Judged shadow traffic: requests through the API to two adapters, one of which is worse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statuses of requests that nobody means: each is the caller's fault, and says so, as OpenAI's routes do where they are theirs."""
+"""Statuses of invalid requests: each is a 4xx with an explanation, in OpenAI's form on OpenAI's routes."""
 
 from __future__ import annotations
 

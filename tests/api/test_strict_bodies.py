@@ -1,4 +1,4 @@
-"""No field of a request body takes a text or a truth value for a number, or anything else for a truth value.
+"""No field of a request body accepts a string or a boolean as a number, or anything else as a boolean.
 
 The types of every route's body are walked, so a field that a route gets later is held to it too.
 """

@@ -1,4 +1,4 @@
-"""The goal of equal runs: one outcome a job, and at least two runs of it that claim equal bytes."""
+"""The goal of equal runs: one outcome per job, and at least two runs of it that claim equal bytes."""
 
 from __future__ import annotations
 

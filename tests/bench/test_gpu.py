@@ -1,4 +1,4 @@
-"""The stages of the acceptance on a card, at their smallest size; `test_smoke.py` runs them on a CPU."""
+"""The acceptance stages on a GPU, at their smallest size; `test_smoke.py` runs them on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An installation for the command line's tests."""
+"""An installation for the tests of the command line."""
 
 from tests.support.cli_fixtures import commands_built_once, installation, nothing_of_an_earlier_command
 

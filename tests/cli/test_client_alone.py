@@ -1,4 +1,4 @@
-"""The client alone: a wheel with the extra `cli`, in an environment of its own, as `uv tool install` and pipx make it."""
+"""The client alone: a wheel with the extra `cli` in a separate environment, as `uv tool install` and pipx create it."""
 
 from __future__ import annotations
 

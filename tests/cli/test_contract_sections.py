@@ -1,4 +1,4 @@
-"""Files of contracts: sections alone, and as the console writes them."""
+"""Contract files: only the sections, or as the console writes them."""
 
 from __future__ import annotations
 

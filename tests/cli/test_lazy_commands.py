@@ -1,4 +1,4 @@
-"""Commands are imported when one is called: what lists them says the same as they do, and imports none."""
+"""Commands are imported only when one is called: the list of commands matches them, and imports none."""
 
 from __future__ import annotations
 

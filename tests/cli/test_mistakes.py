@@ -1,4 +1,4 @@
-"""Mistakes of first users: each message says what is wrong and what to do, and no command ends with a traceback."""
+"""Mistakes of new users: each message says what is wrong and what to do, and no command ends with a traceback."""
 
 from __future__ import annotations
 

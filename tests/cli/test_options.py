@@ -1,4 +1,6 @@
-"""Options of several commands: a recipe of a corpus is not a training file, and the refusal names the command that makes one."""
+"""Options that several commands have: a recipe of a corpus is refused as a training file, with the command that makes
+one from it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times and durations of options."""
+"""Options with times and durations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each fault of a value is named with what was typed."""
+"""Every invalid value is reported together with the text that was typed."""
 
 from __future__ import annotations
 

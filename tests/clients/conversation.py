@@ -1,4 +1,4 @@
-"""What every client asks, and what the tuned model of ``tests/system/conftest.py`` answers.
+"""The requests of every client, and the answers of the tuned model in ``tests/system/conftest.py``.
 
 The programs of this folder are run by ``tests/system/test_clients.py``, each in the environment of a lock of its own, with the
 names of a tuned model and of its base, and a key that may send one request a minute.

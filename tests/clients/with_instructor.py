@@ -1,4 +1,4 @@
-"""instructor, on OpenAI's client: answers as objects by each of its modes, streamed too, and errors."""
+"""instructor, on OpenAI's client: answers as objects in each of its modes, streamed too, and errors."""
 
 from __future__ import annotations
 

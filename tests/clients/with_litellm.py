@@ -1,4 +1,4 @@
-"""litellm, which most gateways and agents stand on: its ``openai/`` provider, chats, tools, formats, errors, files and jobs."""
+"""litellm, which most gateways and agents use: its ``openai/`` provider, chats, tools, formats, errors, files and jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's own client, which differs from major version to major version: everything that this service has for it."""
+"""OpenAI's own client, which differs between major versions: everything in it that this service supports."""
 
 from __future__ import annotations
 

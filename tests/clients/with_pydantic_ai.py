@@ -1,4 +1,6 @@
-"""pydantic-ai's agents: plain answers, streams, tools that are run, output by tool and by schema, errors, responses."""
+"""pydantic-ai's agents: plain answers, streams, tools that are executed, output by tool and by schema, errors,
+responses.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Chromium that looks at the console, and everything that a page must not do while somebody looks."""
+"""A Chromium that opens the console, and checks for everything that a page must never do."""
 
 from __future__ import annotations
 

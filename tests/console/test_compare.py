@@ -1,4 +1,6 @@
-"""Several runs: chosen in the list, curves overlaid, settings that differ, answers, the baseline; hostile names are text."""
+"""Comparing runs: selected in the list, curves overlaid, settings that differ, answers, the baseline; hostile names are
+shown as text.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evals: from the list to a run's items, both answers side by side, filters of what was lost, and answers as text."""
+"""Evals: from the list to a run's items, both answers side by side, a filter for lost items, and answers shown as text."""
 
 from __future__ import annotations
 

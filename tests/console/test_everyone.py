@@ -1,4 +1,5 @@
-"""Accessibility: axe-core finds nothing on any screen, in both colours, at two widths; nothing is wider than the window.
+"""Accessibility: axe-core finds no fault on any screen, in both colour schemes, at two widths; nothing is wider than
+the window.
 
 With ``MENS_UPDATE_GOLDEN=1`` this also makes the pictures of docs/console.md.
 """

@@ -1,4 +1,6 @@
-"""Files and their rows: what is supervised, what is wrong and where, by address, by keyboard, for each role; rows are text and nothing else."""
+"""Files and their rows: supervised text, faults and their places, addresses, keyboard, each role; rows are shown as
+text only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Aliases, policies and receipts: moves, splits and roll-backs after they were confirmed, refusals with their gates, and each role's bounds."""
+"""Aliases, policies and receipts: moves, splits and roll-backs after confirmation, refusals with their gates, and the
+limits of each role.
+"""
 
 from __future__ import annotations
 

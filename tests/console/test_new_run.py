@@ -1,4 +1,6 @@
-"""A new run: the plan beside the form, faults at their fields, one job however often the button is pressed, and nothing before it fits."""
+"""A new run: the plan next to the form, faults at their fields, one job however often the button is pressed, and no
+submission until it fits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pages that stay open: a long list, many tabs, no stream, a key that is revoked, an API that is killed. Counts only; `bench/console.py` has the times."""
+"""Pages that stay open: a long list, many tabs, no stream, a revoked key, an API that is killed. Only counts;
+`bench/console.py` measures times.
+"""
 
 from __future__ import annotations
 

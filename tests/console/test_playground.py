@@ -1,4 +1,6 @@
-"""Two models side by side: both answer, one can be stopped alone, a verdict becomes a row, hostile answers are text."""
+"""Two models side by side: both answer, each can be stopped separately, a verdict becomes a row, hostile answers are
+shown as text.
+"""
 
 from __future__ import annotations
 

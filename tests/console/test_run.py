@@ -1,4 +1,4 @@
-"""One run: its curves and their zoom, answers, plan, proofs and events; and of a failed run the reason before all else."""
+"""One run: its curves and their zoom, answers, plan, proofs and events; for a failed run, the reason comes first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Signing in: by a key, by the code of a link, and out again. The key is kept nowhere, and one half alone opens nothing."""
+"""Signing in with a key and with a link's code, and signing out. The key is stored nowhere, and one half alone is
+refused.
+"""
 
 from __future__ import annotations
 

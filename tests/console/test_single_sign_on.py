@@ -1,4 +1,6 @@
-"""Single sign-on in Chromium, with a certified identity provider: in and out, a person without a role, a provider that is away."""
+"""Single sign-on in Chromium with a certified identity provider: in and out, a person without a role, an unavailable
+provider.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types of the console's JavaScript, as its comments declare them: TypeScript checks them strictly, and nothing is built."""
+"""Types of the console's JavaScript, declared in comments: TypeScript checks them strictly, without a build."""
 
 from __future__ import annotations
 

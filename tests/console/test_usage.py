@@ -1,4 +1,6 @@
-"""Usage and system: the sums of a real run, its table as CSV, what each role sees, prices and hostile names as text."""
+"""Usage and system: the sums of a real run, its table as CSV, the view of each role, prices, and hostile names shown as
+text.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds: each stage runs once, again after a change, and says why; equal bytes after a kill at any rename."""
+"""Builds: each stage runs once, and again after a change, with the reason; equal bytes after a kill at any rename."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Claims: of two commands one gets the output and the other its code; an output that cannot be written is known at once."""
+"""Claims: of two commands, one gets the output and the other an error code; an output that cannot be written is
+reported at the start.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digests that are kept: no change of a file is missed, and an old file is read once."""
+"""Cached digests: no change of a file is missed, and an old file is read once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of stages: equal for equal work, different for any difference."""
+"""Keys of stages: equal for equal work, and different for every difference."""
 
 from __future__ import annotations
 

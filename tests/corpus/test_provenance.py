@@ -1,4 +1,4 @@
-"""Ids of rows depend on turns and tools alone; provenance survives its file."""
+"""Ids of rows depend only on turns and tools; provenance still exists when its file is gone."""
 
 from __future__ import annotations
 

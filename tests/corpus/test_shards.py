@@ -1,4 +1,4 @@
-"""Shards: bounded, complete or absent after a kill at any rename, and checked when they are read."""
+"""Shards: bounded in size, complete or absent after a kill at any rename, and verified when they are read."""
 
 from __future__ import annotations
 

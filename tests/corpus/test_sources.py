@@ -1,4 +1,4 @@
-"""Sources: which files they are, their fingerprints, and parts whose provenance has the same lines."""
+"""Sources: the files that belong to them, their fingerprints, and parts whose provenance has the same lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may connect to what: NetworkPolicies, and the ways in through an Ingress or a Gateway."""
+"""Allowed connections: NetworkPolicies, and access through an Ingress or a Gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `helm install` tells at its end: the next commands, and what has no effect in this cluster."""
+"""The notes of `helm install`: the next commands, and values that have no effect in this cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many pods there are, and where: autoscaling, disruption budgets, spread; and `helm test`."""
+"""Number and placement of pods: autoscaling, disruption budgets, spread; and `helm test`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serving in the chart: a Deployment for each base model, its settings, and the names behind which replicas are found."""
+"""Serving in the chart: a Deployment for each base model, its settings, and the DNS names of its replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the bytes are: one shared volume, or a bucket and a disk of each pod's own."""
+"""Storage in the chart: one shared volume, or a bucket and a separate disk for each pod."""
 
 from __future__ import annotations
 

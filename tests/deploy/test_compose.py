@@ -1,4 +1,4 @@
-"""The compose file holds together in both profiles, and only the API is reachable, from this machine alone."""
+"""The compose file is consistent in both profiles, and only the API is reachable, only from this machine."""
 
 import json
 import re

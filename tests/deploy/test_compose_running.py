@@ -1,4 +1,5 @@
-"""The compose file built and started by a container daemon: our images on PostgreSQL, Valkey and a bucket, up to an answer of a tuned model.
+"""The compose file, built and started by a container daemon: our images with PostgreSQL, Valkey and a bucket, up to an
+answer of a tuned model.
 
 ``MENS_TEST_CONTAINERS=1 pytest tests/deploy/test_compose_running.py -s`` runs it: it needs a daemon, some 15 GB of disk and the images
 that the file names. ``MENS_TEST_TORCH_BACKEND=`` (empty) takes torch from wherever uv of the base image is configured to look.

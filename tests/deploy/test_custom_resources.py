@@ -1,4 +1,4 @@
-"""What the chart makes of kinds that Kubernetes does not know, by the schemas that their operators install, unknown fields included."""
+"""The chart's custom resources match the schemas that their operators install, and have no unknown fields."""
 
 from __future__ import annotations
 

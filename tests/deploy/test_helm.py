@@ -1,4 +1,4 @@
-"""The chart renders to manifests that the strict schema of Kubernetes accepts, and refuses values it does not know."""
+"""The chart renders manifests that match the strict schema of Kubernetes, and refuses unknown values."""
 
 import copy
 import json

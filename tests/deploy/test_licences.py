@@ -1,4 +1,4 @@
-"""What the images ship is under permissive licences, and every exception is on docs/images.md."""
+"""All packages in the images have permissive licences, and docs/images.md lists every exception."""
 
 import re
 from importlib.metadata import Distribution, PackageNotFoundError, distribution

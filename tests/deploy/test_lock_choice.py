@@ -1,4 +1,4 @@
-"""Which lock `make install` takes, on pretended machines, and that it says why."""
+"""The lock that `make install` chooses on simulated machines, and the reason that it prints."""
 
 from __future__ import annotations
 

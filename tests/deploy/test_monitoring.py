@@ -1,4 +1,6 @@
-"""Dashboard and alert rules: what they ask for exists, rules fire on made-up series, each has a runbook, the chart carries them."""
+"""Dashboard and alert rules: their metrics exist, rules fire on synthetic series, each has a runbook, and the chart
+includes them.
+"""
 
 import copy
 import json

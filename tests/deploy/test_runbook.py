@@ -1,4 +1,4 @@
-"""docs/runbook.md: its commands name services, workloads and logs that exist, and its severities are those of the alerts."""
+"""docs/runbook.md: its commands name existing services, workloads and logs, and its severities are those of the alerts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values files that come with the chart install as they are, but for the catalogue: schema, policies, restricted pods."""
+"""The values files of the chart install unmodified, except for the catalogue: schema, policies, restricted pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An installation and an OpenAI for the tests of the migration."""
+"""An installation and a fake OpenAI for the tests of the migration."""
 
 from __future__ import annotations
 

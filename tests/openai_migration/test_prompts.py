@@ -1,4 +1,4 @@
-"""Which prompts a tuned model is asked: from everywhere, none that was trained on, the same ones in every run."""
+"""The prompts for a tuned model: from every source, none that was trained on, and the same ones in every run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receipts of gates: what is written is what is read, in the shape that docs/migration.md shows."""
+"""Receipts of gates are read as they were written, in the format shown in docs/migration.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recording answers: what is sent, what is kept, what it may cost, and going on where it broke off."""
+"""Recording answers: what is sent and kept, the cost limit, and continuing after an interruption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `scan` finds in source code, and what it leaves alone."""
+"""What `scan` reports in source code, and what it ignores."""
 
 from __future__ import annotations
 

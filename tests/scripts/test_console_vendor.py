@@ -1,4 +1,4 @@
-"""The console's libraries are byte for byte what their list says, and what npm gives."""
+"""The console's libraries equal their list, and npm's files, byte for byte."""
 
 from __future__ import annotations
 

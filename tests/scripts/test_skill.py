@@ -1,4 +1,4 @@
-"""The skill for agents: written from the commands and the codes, and its examples are calls that exist."""
+"""The skill for agents is written from the commands and the codes, and its examples are valid calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of a command's output: what they show, what they leave out, and that a failed command gives none."""
+"""Pictures of a command's output: what they show and omit; a failed command gives none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The installation of these tests, written without torch: they look at files, and no model computes."""
+"""The installation of these tests, written without torch: the tests read files, and no model computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AdapterStore: it returns verified adapters and nothing else."""
+"""AdapterStore returns only verified adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's process: it waits, gets its call and the environment of that moment, and never outlives its server."""
+"""The engine's process waits, gets its call and the environment of that moment, and never outlives its server."""
 
 from __future__ import annotations
 

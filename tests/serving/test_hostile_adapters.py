@@ -1,4 +1,6 @@
-"""Hostile adapters: whatever is wrong with one, it is refused with its code, and nothing of it comes to where the engine reads."""
+"""Hostile adapters: each is refused with its code, whatever its fault, and no part of it reaches the folder that the
+engine reads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's OpenMP library is preloaded once, and next to what is preloaded already."""
+"""PyTorch's OpenMP library is preloaded once, in addition to libraries that are already preloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each process has a cache folder of its own as long as it lives, and the next process takes it over."""
+"""Each process has its own cache folder as long as it lives, and the next process takes the folder over."""
 
 from __future__ import annotations
 

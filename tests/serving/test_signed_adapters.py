@@ -1,4 +1,4 @@
-"""A replica that trusts some keys serves what they have signed, and nothing else."""
+"""A replica with trusted keys serves only adapters that one of them signed."""
 
 from __future__ import annotations
 

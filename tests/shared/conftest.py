@@ -1,4 +1,4 @@
-"""Databases with a clock that tests set, and the verbs on them."""
+"""Databases with a clock that tests set, and the operations on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error tree: as drawn, picklable, documented."""
+"""The error tree: as documented, and picklable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A receipt in a word: passed, failed or no evidence."""
+"""The outcome of a receipt: passed, failed or no evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client for servers that get a key, and retries: what is sent again, how often, and after which wait."""
+"""The client for servers that get a key, and retries: which requests are repeated, how often, and after which delay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves of series: every extreme is there, as it was measured, and points of a growing run stay."""
+"""Curves of series: every extreme is included as measured, and the points of a growing run stay the same."""
 
 from __future__ import annotations
 

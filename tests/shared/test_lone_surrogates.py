@@ -1,4 +1,4 @@
-"""Lone surrogates: what Python's decoder makes of a text decides whether it has one."""
+"""Lone surrogates: a string has one if Python's decoder produces one from it."""
 
 from __future__ import annotations
 

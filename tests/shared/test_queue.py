@@ -1,4 +1,4 @@
-"""The job queue on a real Valkey: one small message per job, and a broker that is down is no error."""
+"""The job queue on a real Valkey: one small message per job, and no error while the broker is down."""
 
 from __future__ import annotations
 

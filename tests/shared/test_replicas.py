@@ -1,4 +1,4 @@
-"""Names of replicas, which stand for their addresses where those must not be shown."""
+"""Names of replicas, which replace their addresses for callers who may not see them."""
 
 from __future__ import annotations
 

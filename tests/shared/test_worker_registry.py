@@ -1,4 +1,4 @@
-"""Workers report their machines to a real Valkey; what the API counts on is the least of them."""
+"""Workers report their machines to a real Valkey; the API uses the smallest of their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API's application and the settings of an installation for it; the fixtures of `tests/api` are made of them."""
+"""The API's application and the settings of an installation, from which the fixtures of `tests/api` are made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.builders import BASE
 
 
 def settings_for(home: Path, base_folder: Path) -> ApiSettings:
-    """Settings of an installation in a folder, with one base in its catalogue; its replica and broker do not exist."""
+    """Settings of an installation in a folder, with one base in its catalogue; replica and broker do not exist."""
     settings = ApiSettings(
         home=home,
         max_file_bytes=100_000,
@@ -46,12 +46,14 @@ def _entry(base_folder: Path) -> BaseModelEntry:
 
 @cache
 def application() -> FastAPI:
-    """An application for its routes alone: making them takes a third of a second, too much for each of 500 tests."""
+    """An application that only provides the routes: creating them takes a third of a second, too long for each of 500
+    tests.
+    """
     return create_app(ApiSettings(home="/nonexistent"))
 
 
 def application_of(services: Services) -> FastAPI:
-    """An application of its own, but for the routes: a test that adds one uses ``create_app``."""
+    """A new application that shares only the routes; a test that adds a route uses ``create_app``."""
     app = copy(application())
     app.state = State({"services": services})
     return app

@@ -1,4 +1,4 @@
-"""``python -m api`` as a process of its own."""
+"""``python -m api`` as a separate process."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class ApiProcess:
 
     @property
     def cpu_seconds(self) -> float:
-        """Time that the process has computed."""
+        """Processor time that the process has used."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @property
     def peak_memory(self) -> int:
-        """Most bytes that the process has had in memory."""
+        """Peak memory of the process, in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) * 1024
@@ -49,7 +49,7 @@ def responds(client: httpx.Client) -> bool:
 
 @contextmanager
 def running_api(settings: ApiSettings, log: IO[bytes] | None = None, **more: str) -> Iterator[ApiProcess]:
-    """An API process that answers; ``more`` are settings of its own. What it logs goes to a file, if there is one."""
+    """An API process that is ready; ``more`` are its own settings. Its log goes to a file, if one is given."""
     given = {"home": str(settings.home), "serving_urls": ",".join(settings.serving_urls)}
     given |= {"broker_url": settings.broker_url, "api_port": str(free_port()), **more}
     environment = {f"MENS_{name.upper()}": value for name, value in given.items()}

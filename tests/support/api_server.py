@@ -1,4 +1,4 @@
-"""The API as it is served: its own connections on a real socket, in a thread."""
+"""The API with its own connection class on a real socket, in a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An artifact's files, for the tests of every storage."""
+"""Files of an artifact, for the tests of every storage."""
 
 from __future__ import annotations
 

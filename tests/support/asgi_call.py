@@ -7,7 +7,7 @@ from typing import Any
 
 
 class AsgiResponse:
-    """What an application sent.
+    """The messages that an application sent.
 
     Attributes:
         messages: its messages, in order.

@@ -18,7 +18,7 @@ def serve(application: Any, lifespan: Literal["on", "off"] = "off") -> Iterator[
 
 
 def run_server(server: uvicorn.Server, *, is_patient: bool = False) -> Iterator[str]:
-    """Yield the URL of a server that runs in a thread; a patient end lets responses in flight end."""
+    """Yield the URL of a server that runs in a thread. If ``is_patient``, responses in flight may finish."""
     served = _Thread(server, is_patient=is_patient)
     served.start()
     assert served.ready.wait(60), "the server does not start"
@@ -28,11 +28,11 @@ def run_server(server: uvicorn.Server, *, is_patient: bool = False) -> Iterator[
 
 
 class _Ended(Exception):
-    """Leaves uvicorn's main loop, and its end of a server, which sleeps."""
+    """Raised to leave uvicorn's main loop and its shutdown, both of which sleep."""
 
 
 class _Thread(threading.Thread):
-    """Runs a server. It is told of its start and end, which uvicorn would look for ten times a second."""
+    """Runs a server, and is notified of its start and end, for which uvicorn would poll ten times a second."""
 
     def __init__(self, server: uvicorn.Server, *, is_patient: bool) -> None:
         super().__init__(daemon=True)

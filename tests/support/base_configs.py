@@ -1,4 +1,4 @@
-"""Configs of published base models, for arithmetic about their sizes."""
+"""Configs of published base models, for calculations of their sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Smoke runs of benches, each in a process of its own, which must leave none behind."""
+"""Smoke runs of benches, each in its own process, which must leave no process behind."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from bench.harness.processes import FORK_SERVER, pipes_of
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS, END_SECONDS = 600, 20
 RUN = "MENS_BENCH_RUN"
-"""A variable of a run's processes, and of the process that its variants are forked from: those keep its environment."""
+"""Environment variable that marks a run's processes, and the process from which its variants are forked."""
 HOTLOAD_ROWS = (
     "direct: load and request|gateway: job finished, request|gateway, certified before|  job's last transaction"
 )
 """First column of the table of `bench.hotload`."""
 NO_SAMPLES = {"MENS_SAMPLE_ANSWERS": "0"}
-"""The product's trainer asks no model for answers after its last step: they are part of no figure, and a third of its time here."""
+"""Setting that makes the product's trainer skip the sample answers after its last step: no figure includes them, and
+they take a third of its time here.
+"""
 
 
 def run_smoke(
     folder: Path, *arguments: str, server: subprocess.Popen[bytes] | None = None, **environment: str
 ) -> list[str]:
-    """Lines of the standard output of a bench that is run with `--smoke`, and must succeed.
+    """Run a bench with `--smoke`, which must succeed; return the lines of its standard output.
 
     Args:
         folder: for its output.
@@ -84,7 +86,7 @@ def check_printed(printed: list[str], expected: str, rows: str) -> None:
 
 
 def wait_for_end(runs: set[bytes], server: subprocess.Popen[bytes] | None) -> list[int]:
-    """Processes of these runs, other than the server, that are still there after some seconds."""
+    """Processes of these runs, except the server, that still exist after some seconds."""
     deadline = time.monotonic() + END_SECONDS
     while left := _processes_of(runs) - ({server.pid} if server else set()):
         if time.monotonic() > deadline:
@@ -99,7 +101,7 @@ def _processes_of(runs: set[bytes]) -> set[int]:
 
 
 def _runs_of(pid: int) -> set[bytes]:
-    """The variable `RUN` of a process, with its value."""
+    """The environment variable `RUN` of a process, with its value."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:  # it has ended, or is not ours

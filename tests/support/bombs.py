@@ -1,4 +1,6 @@
-"""Code of an attack without a sandbox, and bombs beside honest items. Needs no package but Mens', so that every user's Python runs it."""
+"""Code that attacks without a sandbox, and resource bombs next to ordinary items. It needs only Mens's own packages, so
+that every user's Python can run it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from shared.sandbox.levels import Level
 from shared.sandbox.probe import PROBE_LIMITS
 
 _LIMITS = replace(PROBE_LIMITS, wall_seconds=60)
-"""Beside bombs, and whatever else a machine does, an honest item may take long."""
+"""Time allowed for an ordinary item, which may be slow next to bombs and other load."""
 
 _UNCONFINED = """
 import json, os, sys
@@ -29,7 +31,7 @@ os.write(3, json.dumps({"score": names["grade"](None, request["item"])}).encode(
 
 
 def grade_unconfined(source: str, item: Target) -> float:
-    """What a source's ``grade`` returns in a plain child process, which inherits a file as a careless parent would leave it."""
+    """Result of a source's ``grade`` in a plain child process, which inherits an open file, as from a careless parent."""
     with Path(os.devnull).open() as inherited:
         found = subprocess.run(
             [sys.executable, "-c", _UNCONFINED],
@@ -53,8 +55,8 @@ def grade(sample, item):
 
 
 def neighbours_of_bombs(level: Level) -> str:
-    """Have an item fork, start threads and take memory again and again beside another sandbox, another grader of the same one, and a
-    process of the same user. Returns ``undisturbed``, or what went wrong.
+    """Let an item repeatedly fork, start threads and allocate memory, next to another sandbox, another grader of the
+    same sandbox, and a process of the same user. Return ``undisturbed``, or a description of what went wrong.
     """
     # Without root nothing counts threads at the level landlock, so there are none.
     thread = level == "bubblewrap" or os.geteuid() == 0

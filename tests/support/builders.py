@@ -1,4 +1,4 @@
-"""Valid values for tests to start from, and looks into a database."""
+"""Valid values from which tests start, and queries of a database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = b'{"prompt": "a", "response": "b"}\n' * 40
 
 
 def contract(**sections: Any) -> FineTuneContract:
-    """A contract with every default, changed by whole sections."""
+    """A contract with all defaults, except for the given sections."""
     fields = {"model": {"hf_repo": "tiny"}, "data": {"train_file": "file-1"}}
     return FineTuneContract.model_validate(fields | sections)
 
@@ -51,7 +51,7 @@ def submission(**changes: Any) -> Submission:
 
 
 def new_adapter(name: str = "demo@1", **changes: Any) -> NewAdapter:
-    """An adapter that a job made."""
+    """An adapter that a job produced."""
     fields = {"id": name, "digest": "d" * 64, "base_model": "tiny", "step": 7, "manifest": {"rank": 8}}
     return NewAdapter.model_validate({"final": True, "published": True} | fields | changes)
 
@@ -65,7 +65,7 @@ def claimed(jobs: Jobs, leases: Leases, **changes: Any) -> Lease:
 
 
 def job_in(state: JobState, jobs: Jobs, leases: Leases) -> tuple[Job, Lease | None]:
-    """A job that came to a state by the verbs, and its last lease."""
+    """A job that was brought into a state by the usual operations, and its last lease."""
     if state in (JobState.QUEUED, JobState.PAUSED):
         job, _ = jobs.submit(submission())
         return (jobs.pause(job.id) if state is JobState.PAUSED else job), None

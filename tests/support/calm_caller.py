@@ -1,4 +1,4 @@
-"""A caller who sends one request after the other while others do their worst, and how long each answer takes."""
+"""A caller that sends one request after another while other callers attack, and measures how long each response takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 Delays = dict[int, dict[int, float]]
-"""Of each process id and thread id the seconds of `thread_delays`."""
+"""Seconds of `thread_delays`, by process id and thread id."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class CalmCaller:
                 self.count += 1
 
     def forget(self) -> None:
-        """Begin to measure anew."""
+        """Start measuring again from zero."""
         self.slowest, self.longest_wait, self.count = 0.0, 0.0, 0
 
     def _delays(self) -> Delays:
@@ -59,7 +59,9 @@ class CalmCaller:
 
 
 def delayed(before: Delays, after: Delays) -> float:
-    """Seconds by which processes were held up between two readings: each main thread's, and the longest of its others."""
+    """Seconds by which processes were delayed between two readings: for each process its main thread, plus its most
+    delayed other thread.
+    """
     total = 0.0
     for pid, threads in after.items():
         passed = {thread: seconds - before[pid].get(thread, 0.0) for thread, seconds in threads.items()}
@@ -68,7 +70,7 @@ def delayed(before: Delays, after: Delays) -> float:
 
 
 def thread_delays(pid: int) -> dict[int, float]:
-    """Seconds that each thread of a process has been ready to run and was not, by the kernel's count."""
+    """Seconds for which each thread of a process was ready to run but did not run, according to the kernel."""
     delays = {}
     for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with contextlib.suppress(OSError):  # the thread has ended

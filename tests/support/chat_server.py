@@ -1,4 +1,4 @@
-"""OpenAI's route of chats on a loopback port: it counts requests, and answers by a function."""
+"""OpenAI's chat route on a loopback port: it counts requests, and a function computes the answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from tests.support.http_stub import http_stub
 
 Answer = Callable[[dict[str, Any]], "str | dict[str, Any] | tuple[int, dict[str, Any]]"]
-"""Body of a request → the text of the answer, a whole choice, or a status and an error."""
+"""Maps the body of a request to the text of the answer, a whole choice, or a status and an error."""
 
 
 class ChatServer:
@@ -37,7 +37,7 @@ class ChatServer:
 
     @property
     def repeated(self) -> int:
-        """Number of requests that had been sent before."""
+        """Number of requests before this one."""
         return sum(Counter(map(json.dumps, self.bodies)).values()) - len(set(map(json.dumps, self.bodies)))
 
     def respond(self, _method: str, target: str, content: bytes, headers: Message) -> tuple[int, object]:

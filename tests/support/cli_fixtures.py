@@ -1,4 +1,4 @@
-"""Fixtures of tests that run commands of `mens`; a folder's conftest imports those that it uses."""
+"""Fixtures of tests that run commands of `mens`; the conftest of a folder imports those that it uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.cli_installation import CliInstallation
 
 @pytest.fixture(scope="session", autouse=True)
 def commands_built_once() -> Iterator[None]:
-    """Build `mens` once per process: Typer's runner builds all of it for each call, which takes 40 ms."""
+    """Build `mens` once per process: Typer's runner would build it for each call, which takes 40 ms."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("typer.testing._get_command", cache(get_command))
         yield
@@ -28,14 +28,16 @@ def commands_built_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_of_an_earlier_command() -> None:
-    """A process runs one command, so nothing resets its ``--json`` and base; a test's process runs many, in any order."""
+    """Reset ``--json`` and the default base: an ordinary process runs one command, but the test process runs many, in
+    any order.
+    """
     note_json(False)
     note_base(None)
 
 
 @pytest.fixture
 def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template: Path) -> Iterator[CliInstallation]:
-    """An installation without a base, replica or broker; commands are alice's."""
+    """An installation without a base, replica or broker; commands use alice's key."""
     (tmp_path / "mens.db").write_bytes(sqlite_template.read_bytes())
     services = make_services(ApiSettings(home=tmp_path, broker_url="redis://127.0.0.1:9/0"))
     key, secret = services.keys.create("alice")

@@ -1,4 +1,4 @@
-"""A real API on a real socket, and ``mens`` as its users run it."""
+"""A real API on a real socket, and ``mens`` run as its users run it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Command = Callable[..., str]
 
 @dataclass(frozen=True)
 class CliInstallation:
-    """An API that answers on ``url``, and the key of an admin of `shared` that commands carry."""
+    """An API at ``url``, and the key of an admin of `shared` that commands use."""
 
     services: Services
     url: str
@@ -29,7 +29,7 @@ class CliInstallation:
     patch: pytest.MonkeyPatch
 
     def invoke(self, *arguments: str, code: int = 0) -> Result:
-        """Run ``mens``, which must end with an exit code."""
+        """Run ``mens``, which must end with this exit code."""
         result = CliRunner().invoke(app, list(arguments))
         assert result.exit_code == code, result.output
         return result
@@ -39,12 +39,12 @@ class CliInstallation:
         return self.invoke(*arguments, code=code).output.strip()
 
     def become(self, name: str, tenant: str = SHARED, role: Role = Role.ADMIN) -> Key:
-        """From now on commands carry another, new key."""
+        """Let later commands use another, new key."""
         key, secret = self.services.keys.create(name, tenant, role)
         self.patch.setenv("MENS_API_KEY", secret)
         return key
 
     def register(self, *adapters: NewAdapter) -> None:
-        """Adapters of `shared`, as a job that succeeded leaves them."""
+        """Adapters of `shared`, as a successful job leaves them."""
         leases = Leases(self.services.database, 60)
         leases.finish(claimed(self.services.jobs, leases), {}, adapters=list(adapters))

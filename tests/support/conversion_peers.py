@@ -1,4 +1,6 @@
-"""What `datasets` and TRL make of the same rows; run by the interpreter that has them, with a folder to write into."""
+"""The rows that `datasets` and TRL make of the same files; run by the interpreter that has them, with a folder to write
+into.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ ROWS = [
     for number in range(700)
     for name, key, value, schema in [("rain", "city", "Rome", CITY) if number % 2 else ("sun", "days", 3, DAYS)]
 ]
-"""Rows with tools of two schemas, which a typed table merges."""
+"""Rows with two different tool schemas, which a typed table merges."""
 PAIRS = [
     {"question": f"What is {number} + ü?", "answer": f'It is "{number}",\nor so.', "topic": "sums"}
     for number in range(9)
@@ -46,7 +48,7 @@ PREFERENCES = [
 
 
 def main(folder: Path) -> None:
-    """Write the files, and in `expected.json` the rows that their own libraries read and make."""
+    """Write the files and, into `expected.json`, the rows that their own libraries read and make."""
     from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
     from trl import extract_prompt, maybe_convert_to_chatml
 

@@ -1,4 +1,6 @@
-"""A storage that hands out temporary copies, as one on an object store would: a path that is kept too long is gone."""
+"""A storage that returns temporary copies, as one on an object store would: a path that is kept too long no longer
+exists.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ _stored_file = FolderStorage.local_file
 
 @contextmanager
 def copied_file(storage: FolderStorage, sha256: str, *, verify: bool = False) -> Iterator[Path]:
-    """What ``local_file`` of such a storage does; tests put it in the place of `FolderStorage.local_file`."""
+    """Replacement for `FolderStorage.local_file` that returns a temporary copy."""
     with _stored_file(storage, sha256, verify=verify) as stored, tempfile.TemporaryDirectory() as folder:
         yield Path(shutil.copyfile(stored, Path(folder) / sha256))
 
 
 class CopyingStorage(FolderStorage):
-    """A folder storage that never hands out its own files."""
+    """A folder storage that never returns paths of its own files."""
 
     local_file = copied_file
 

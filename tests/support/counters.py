@@ -1,4 +1,4 @@
-"""Test doubles that count how often a file is opened, a contract validated and the refusals tried."""
+"""Test doubles that count how often a file is opened, a contract is validated and the refusals are checked."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shared.contract.contracts import FineTuneContract
 from shared.errors import Code
 
 ALIAS = "counted"
-"""Alias of a contract whose validations are counted: pydantic checks the name once each time.
+"""Alias of a contract whose validations are counted: pydantic validates the name once each time.
 
 The job needs a name of its own, because the plan would take the alias for it and check it once more.
 """
 
 
 class Counts:
-    """What has been counted since the start, or since :meth:`reset`."""
+    """Counts since the start or since :meth:`reset`."""
 
     def __init__(self) -> None:
         self.validations = 0
@@ -33,7 +33,7 @@ class Counts:
         self.__init__()  # type: ignore[misc]
 
     def reads(self, path: Path) -> int:
-        """How often a file was opened."""
+        """Number of times that a file was opened."""
         return self._opened[str(path)]
 
     def add_open(self, file: Any) -> None:
@@ -41,7 +41,7 @@ class Counts:
 
 
 def counting(patch: pytest.MonkeyPatch) -> Counts:
-    """Count from now on."""
+    """Start counting."""
     counts = Counts()
     real_open, describe = io.open, values.describe_bad_name
 

@@ -1,4 +1,4 @@
-"""Work of a SQLite database: queries, steps of its virtual machine, bytes of JSON that are parsed."""
+"""Work of a SQLite database: queries, steps of its virtual machine, bytes of JSON that it parses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = 10
 
 @dataclass
 class Work:
-    """Counted work; ``steps`` are those of SQLite's virtual machine, accurate to ten per query."""
+    """Counted work; ``steps`` are steps of SQLite's virtual machine, accurate to ten per query."""
 
     queries: int = 0
     steps: int = 0
@@ -26,7 +26,7 @@ class Work:
 
 @contextmanager
 def counted_work(database: Database) -> Iterator[Work]:
-    """Count the work of the queries inside, except those of the change counter, which a poll makes at any time."""
+    """Count the work of the queries in the block, except those of the change counter, which a poll makes at any time."""
     work = Work()
 
     def step() -> int:
@@ -50,7 +50,7 @@ def counted_work(database: Database) -> Iterator[Work]:
 
 
 def _parse_json_with(database: Database, parse: Callable[[str], Any] | None) -> None:
-    """Change the parser, which statements that were compiled before have kept."""
+    """Replace the JSON parser, which statements that were already compiled keep."""
     engine: Any = database.engine
     engine.dialect._json_deserializer = parse
     engine.dialect._type_memos.clear()

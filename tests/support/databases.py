@@ -1,4 +1,4 @@
-"""On which databases tests run that ask for one, where that is not simply on both."""
+"""The databases on which tests run, if not simply on both."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ ON_SQLITE_IN_MAKE_TEST = pytest.mark.parametrize(
     ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.long])],
     indirect=True,
 )
-"""For tests whose work is not the database's, beside others of the same path that run on both in ``make test``."""
+"""For tests that do not depend on the database, if other tests of the same code run on both in ``make test``."""

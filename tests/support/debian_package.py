@@ -1,4 +1,6 @@
-"""Debian packages whose programs the tests run: downloaded by apt, which checks Debian's signature, and unpacked, not installed."""
+"""Debian packages whose programs the tests run: downloaded by apt, which checks Debian's signature, and unpacked
+without being installed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ SECONDS = 120
 
 
 def unpack_debian_package(package: str, folder: Path) -> None:
-    """Unpack a package into a folder, in the version that this machine's Debian has."""
+    """Unpack a package into a folder, in the version of this machine's Debian."""
     if shutil.which("apt-get") is None:
         pytest.fail(f"{package} comes as a Debian package, through apt-get")
     if _run("apt-get", "download", package, folder=folder).returncode:

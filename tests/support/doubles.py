@@ -1,4 +1,4 @@
-"""Test doubles of parts that several tiers' tests replace."""
+"""Test doubles that the tests of several tiers use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from shared.queue import JobQueue
 
 
 class FakeJobQueue(JobQueue):
-    """A job queue that remembers which jobs were enqueued and sends no message."""
+    """A job queue that records the enqueued jobs and sends no message."""
 
     def __init__(self) -> None:
         self.enqueued: list[str] = []

@@ -1,4 +1,4 @@
-"""Rows encoded one by one and shown in pieces, by the label builder that the supervision report uses."""
+"""Encode rows one at a time and show their pieces, with the label builder of the supervision report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from shared.tokenization.tokenizer import Tokenizer
 
 
 def encode_row(tokenizer: Tokenizer, row: TrainingRow, seq_len: int, last_k: int = 0) -> LabelledRow:
-    """One encoded row: its last ``seq_len`` tokens, of which the last ``last_k`` supervised ones have labels (0: all)."""
+    """One encoded row: its last ``seq_len`` tokens, in which only the last ``last_k`` supervised tokens have labels (0:
+    all).
+    """
     [labelled] = label_chats(tokenizer, [find_assistant_spans(tokenizer, row)])
     return labelled.example(seq_len, last_k)
 
@@ -20,13 +22,13 @@ def encode_row(tokenizer: Tokenizer, row: TrainingRow, seq_len: int, last_k: int
 def encode_rows(
     tokenizer: Tokenizer, rows: Iterable[TrainingRow], seq_len: int, last_k: int
 ) -> tuple[list[LabelledRow], list[int]]:
-    """Encoded rows, and the line numbers of those without a supervised token, which are left out."""
+    """Encoded rows, and the line numbers of rows without a supervised token, which are left out."""
     labelled_rows = label_chats(tokenizer, [find_assistant_spans(tokenizer, row) for row in rows])
     examples = [labelled.example(seq_len, last_k) for labelled in labelled_rows]
     return [one for one in examples if one.targets], [one.line for one in examples if not one.targets]
 
 
 def sample_view(tokenizer: Tokenizer, row: TrainingRow, *, seq_len: int, last_k: int = 0) -> list[tuple[str, bool]]:
-    """A row in pieces of text, each with whether it is supervised."""
+    """A row as pieces of text, each with whether it is supervised."""
     [labelled] = label_chats(tokenizer, [find_assistant_spans(tokenizer, row)])
     return text_pieces(labelled, labelled.example(seq_len, last_k))

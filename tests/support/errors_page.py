@@ -1,4 +1,5 @@
-"""docs/errors.md: its introduction, and each code's sentences, are written by hand; the rest comes from the error tree.
+"""Generator of docs/errors.md: the introduction and each code's sentences are written by hand; the rest comes from the
+error tree.
 
 The tree says which class raises a code, and so who can act; the sections of the enumeration say where an operator looks.
 ``MENS_UPDATE_GOLDEN=1 pytest tests/test_errors_page.py`` writes the page: a row ``| `CODE` | happened | remedy |``
@@ -21,7 +22,7 @@ from tests.support.tiers import TIERS
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATORS = (errors.Unavailable, errors.ArtifactInvalid, errors.JobFailed, errors.LeaseLost, errors.MensError)
-"""Classes whose codes an operator may have to act on; the others say what was wrong with a request."""
+"""Classes whose codes may need an operator; the others describe faults of a request."""
 WHO = {
     errors.Unavailable: "the operator; callers try again",
     errors.ArtifactInvalid: "the operator, or the maker of the artifact",
@@ -60,7 +61,7 @@ LOOK_AT = {
     "the command line": "`/ready` of the installation's API, `logs` in `MENS_HOME`",
     "leaving another provider": "the archive's folder, the command's output",
 }
-"""Where to look, by the section of the enumeration that a code stands in."""
+"""Where to look for a code's cause, by the section of the enumeration."""
 LOOK_AT_CODE = {
     Code.INTERNAL_ERROR: "the API's or worker's log: `unexpected error in`, with the traceback; MensInternalErrors",
     Code.CONNECTIONS_LIMITED: "`MENS_MAX_CONNECTIONS`, the clients that hold connections, MensQuotaHit",
@@ -83,7 +84,7 @@ LOOK_AT_CODE = {
     Code.BASE_NOT_FETCHED: "`MENS_FETCH_BASES`, the hub's cache of the API",
     Code.HUB_UNAVAILABLE: "that machine's connection to the hub, `HF_HOME`, `HF_TOKEN`",
 }
-"""Where a section says too little."""
+"""Where to look for a code's cause, for codes for which that of the section is not specific enough."""
 INDIRECT: dict[type[MensError], tuple[Code, ...]] = {
     errors.InvalidRequest: (
         Code.GRAMMAR_TOO_COSTLY, Code.REQUEST_REJECTED, Code.CONTEXT_LENGTH_EXCEEDED, Code.TASK_UNSUPPORTED, Code.METHOD_NOT_ALLOWED,
@@ -98,9 +99,9 @@ INDIRECT: dict[type[MensError], tuple[Code, ...]] = {
         Code.MERGE_BASE_SHARD_NOT_FOUND, Code.MERGE_ADAPTER_NOT_FOUND, Code.MERGE_META_NOT_FOUND,
     ),
 }  # fmt: skip
-"""Codes that reach their error through a table or a tuple, by its class."""
+"""Codes that are passed to their error class through a table or a tuple, by class."""
 RULES = {"Refusal": errors.ContractRejected}
-"""Calls that take a code and are raised as an error later, by their name."""
+"""Functions that take a code and whose result is raised as an error later, by name."""
 CALL = re.compile(r"\b(\w+)\(\s*(?:code=)?Code\.([A-Z0-9_]+)\b")
 MAKER = re.compile(r"def (\w+)\([^)]*\) -> (\w+):")
 ROW = re.compile(r"^\| `([A-Z0-9_]+)` \| (.+?) \| (.+?) \|", re.MULTILINE)
@@ -108,7 +109,7 @@ PAGE = ROOT / "docs" / "errors.md"
 
 
 class Entry(NamedTuple):
-    """What the error tree and docs/errors.md say of a code."""
+    """The information about a code in the error tree and in docs/errors.md."""
 
     code: Code
     kinds: tuple[type[MensError], ...]
@@ -119,13 +120,13 @@ class Entry(NamedTuple):
 
 @cache
 def classes() -> dict[str, type[MensError]]:
-    """The classes of the tree by their names."""
+    """Classes of the tree by name."""
     return {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, MensError)}
 
 
 @cache
 def kinds_by_code() -> Mapping[Code, set[type[MensError]]]:
-    """Classes that raise each code, as the sources of all tiers say."""
+    """Classes that raise each code, according to the sources of all tiers."""
     found: dict[Code, set[type[MensError]]] = defaultdict(set)
     for kind, codes in INDIRECT.items():
         for code in codes:
@@ -189,7 +190,7 @@ def _yes(value: bool) -> str:
 
 
 def _sections() -> dict[Code, str]:
-    """The comment above each code in the enumeration."""
+    """Comment above each code in the enumeration."""
     body = _read("shared/errors.py").partition("class Code(StrEnum):")[2].partition("\nclass ")[0]
     section, found = "", {}
     for line in body.splitlines():
@@ -207,13 +208,13 @@ def _sources() -> tuple[str, ...]:
 
 
 def _makers(text: str) -> dict[str, type[MensError]]:
-    """Functions that make an error, by its class."""
+    """Functions that create an error, by its class."""
     return {name: classes()[kind] for name, kind in MAKER.findall(text) if kind in classes()}
 
 
 @cache
 def _shared_makers() -> dict[str, type[MensError]]:
-    """Those for several modules; private ones count in their own."""
+    """Functions that several modules use; private ones count only in their own module."""
     found = {name: kind for text in _sources() for name, kind in _makers(text).items()}
     return {name: kind for name, kind in found.items() if not name.startswith("_")}
 

@@ -1,4 +1,4 @@
-"""A worker's work on a run of an eval, without a worker; and the stock client that reads it."""
+"""The work of a worker on a run of an eval, without a worker process; and the stock client that reads the run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from worker.evaluation.answers import Tools, judge_item
 
 
 class StrictClient(OpenAI):
-    """The stock client, strict but for two values that its types do not take, though OpenAI's server sends the one and takes the
-    other: an ``error`` that is null, and a file's purpose ``evals``.
+    """The stock client with strict validation, except for two values that its types do not allow, although OpenAI's
+    server sends the one and accepts the other: an ``error`` that is null, and a file's purpose ``evals``.
     """
 
     def _process_response_data(self, *, data: Any, **named: Any) -> Any:
@@ -35,7 +35,7 @@ class StrictClient(OpenAI):
 
 
 def work(app: FastAPI, run_id: str, answer: Callable[[str], str] = str, *, finish: bool = True) -> None:
-    """Do a worker's work on a run: each model answers with a function of the question."""
+    """Do a worker's work on a run: each model's answer is a function of the question."""
     services = app.state.services
     leases = Leases(services.database, 60.0)
     lease = leases.claim(run_id, "worker-1")

@@ -1,4 +1,4 @@
-"""A small adapter folder with a true manifest, as storage holds it, for tests of what leaves an installation."""
+"""A small adapter folder with a valid manifest, as in the storage, for tests of exports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ LINEAGE = Lineage(
 
 
 def store_small_adapter(folder: Path) -> tuple[Path, AdapterManifest]:
-    """An adapter of every linear layer of a tiny base; its folder and manifest. ``base`` and ``original`` lie beside it."""
+    """An adapter for every linear layer of a tiny base: its folder and manifest. ``base`` and ``original`` are next to
+    it.
+    """
     base = write_base(folder / "base")
     config = json.loads((base / "config.json").read_text())
     original = make_original(base, "F", 3, head=False, sizes=(config["vocab_size"], config["hidden_size"]))

@@ -1,4 +1,6 @@
-"""A failure's cause, printed when it happens: a run that is ended early, by a time limit for one, still names what failed."""
+"""Print the cause of a failure when it happens, so that a run that ends early, for example by a time limit, still shows
+what failed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ CAUSE_LINES = 3
 
 
 class Failures:
-    """Prints each failed test with the last lines of its error; a plugin of pytest, of the process that prints."""
+    """A pytest plugin that prints each failed test with the last lines of its error, in the process that prints."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -23,6 +25,6 @@ class Failures:
 
 
 def failure_lines(report: pytest.TestReport) -> list[str]:
-    """Return the test's name and phase, and the last lines that say why."""
+    """Return the test's name and phase, and the last lines of the error."""
     lines = [line for line in report.longreprtext.splitlines() if line.strip()]
     return [f"{report.nodeid} failed ({report.when}):", *lines[-CAUSE_LINES:]]

@@ -1,4 +1,4 @@
-"""OpenAI's API as far as a migration reads it, on a loopback port, with the quirks that its users have seen.
+"""A fake of OpenAI's API on a loopback port, as far as a migration reads it, with quirks that its users have seen.
 
 Written by hand after the documented shapes; nothing in it was recorded. Lists have small pages, so that few objects make many.
 """
@@ -49,14 +49,14 @@ def error_response(status: int, code: str | None, message: str, **headers: str) 
 
 @dataclass
 class Project:
-    """What one key sees: lists by path, file contents by id."""
+    """The data that one key can see: lists by path, file contents by id."""
 
     lists: dict[str, list[Object]] = field(default_factory=dict)
     contents: dict[str, bytes] = field(default_factory=dict)
 
 
 class FakeOpenAI:
-    """The fake's state; a test changes it to have a quirk.
+    """State of the fake; a test changes it to switch on a quirk.
 
     Attributes:
         requests: method and target of every request, in order.
@@ -85,7 +85,7 @@ class FakeOpenAI:
         self.call_tools: Callable[[Object], list[Object]] = lambda _: []
 
     def respond(self, method: str, target: str, key: str, body: bytes) -> Response:
-        """The response to one request."""
+        """Respond to one request."""
         self.requests.append((method, target))
         url = urlsplit(target)
         path = unquote(url.path.removeprefix("/v1/"))
@@ -166,7 +166,7 @@ class FakeOpenAI:
 
 
 def first_project() -> Project:
-    """A project with a job of every age, an eval of two runs, stored chats, and files of every kind."""
+    """A project with jobs of every age, an eval with two runs, stored chats, and files of every kind."""
     jobs = [
         job("ftjob-new", TUNED, error={}, result_files=["file-metrics"], validation_file="file-valid"),
         # As jobs of 2023 look.
@@ -249,7 +249,7 @@ def chat_line(question: str, answer: str) -> bytes:
 
 @contextmanager
 def serve_fake_openai(fake: FakeOpenAI) -> Iterator[str]:
-    """The base URL of the fake, as ``OPENAI_BASE_URL`` wants it."""
+    """Base URL of the fake, as ``OPENAI_BASE_URL`` needs it."""
     one_at_a_time = threading.Lock()
 
     class OpenAIHandler(BaseHTTPRequestHandler):
@@ -283,7 +283,7 @@ def serve_fake_openai(fake: FakeOpenAI) -> Iterator[str]:
 
 @dataclass
 class ServedOpenAI:
-    """The fake and its address; its clients wait for nothing, and what they waited for and noted is kept."""
+    """The fake and its address. Its clients do not really wait; their waits and notes are recorded."""
 
     fake: FakeOpenAI
     url: str

@@ -1,4 +1,4 @@
-"""The files of the product whose code runs for one request: those that a reader who follows the request has to open."""
+"""The product's files whose code runs for one request, which a reader has to open to follow it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TIERS = tuple(f"{ROOT / tier}/" for tier in ("api", "cli", "serving", "shared", "worker"))
 RUN: ContextVar[set[str] | None] = ContextVar("RUN", default=None)
-"""Files that have run for the current request, by their paths; background tasks of the server have none."""
+"""Paths of the files that have run for the current request; None in the server's background tasks."""
 
 
 class FilesRun:
@@ -48,7 +48,7 @@ class FilesRun:
 
 
 async def _run_sync(run_sync: Any, function: Any, *arguments: Any, **options: Any) -> Any:
-    """Run a function in a thread, which records for the request too."""
+    """Run a function in a thread and record its files for the request too."""
     return await run_sync(partial(_traced, function), *arguments, **options)
 
 
@@ -63,7 +63,7 @@ def _traced(function: Any, *arguments: Any) -> Any:
 
 
 def _note(frame: FrameType, _event: str, _argument: Any) -> None:
-    """Note the file of a call. The interpreter calls this for each call of a function."""
+    """Record the file of a function call. The interpreter calls this for every call."""
     path = frame.f_code.co_filename
     if path.startswith(TIERS) and (paths := RUN.get()) is not None:
         paths.add(path)

@@ -1,4 +1,4 @@
-"""Rows of other programs, by form: as their documents show them, with the chat that each says."""
+"""Rows of other programs, by form, as in their documentation, each with the chat that it means."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Turns = list[dict[str, Any]]
 
 
 def said(*texts: str, system: str = "") -> Turns:
-    """Turns by user and assistant, one after the other."""
+    """Alternating turns of user and assistant."""
     turns: Turns = [
         {"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(texts)
     ]
@@ -129,7 +129,7 @@ READABLE: list[tuple[RowForm, dict[str, Any], Turns]] = [
     (RowForm.TEXT, {"text": "Be short.\n\n### Instruction:\nSum\n\n### Input:\n1 2\n\n### Response:\n3"}, said("Sum\n1 2", "3", system="Be short.")),
     (RowForm.TEXT, {"text": "Be short. USER: Hi ASSISTANT: Hello</s>"}, SHORT),
 ]  # fmt: skip
-"""Form, row, and the turns of the chat that the row says."""
+"""Form, row, and the turns of the resulting chat."""
 
 UNREADABLE: list[tuple[RowForm | None, dict[str, Any], str]] = [
     (RowForm.TEXT, {"text": "Once upon a time there was a fox."}, "text_without_turns"),
@@ -168,4 +168,4 @@ UNREADABLE: list[tuple[RowForm | None, dict[str, Any], str]] = [
     (RowForm.BEDROCK, {"messages": [BEDROCK_CALLS[2], BEDROCK_CALLS[3]]}, "function_without_call"),
     (None, {"title": "Hi", "body": "Hello"}, "form_unknown"),
 ]  # fmt: skip
-"""Form, row, and the reason for which it is dropped."""
+"""Form, row, and the reason why it is dropped."""

@@ -1,4 +1,4 @@
-"""Evidence for gates: a training report, and runs with scores that tests choose."""
+"""Evidence for gates: a training report, and runs whose scores a test chooses."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TRAINED = TrainingReport(
 
 
 def answer(score: float, *criteria: str) -> ScoredAnswer:
-    """An answer that every criterion gives the same score, and that passes with 1."""
+    """An answer to which every criterion gives the same score; it passes with a score of 1."""
     return ScoredAnswer(scores=dict.fromkeys(criteria, score), passed=score >= 1)
 
 
 def run_scores(
     now: Sequence[float], before: Sequence[float] | None = None, *criteria: str, **changes: Any
 ) -> RunScores:
-    """A run with one answer to each item; without an incumbent's where none are given."""
+    """A run with one answer for each item; without answers of an incumbent if none are given."""
     old = [()] * len(now) if before is None else [(answer(score, *criteria),) for score in before]
     pairs = [
         AnswerPair(item_index=index, candidate=(answer(score, *criteria),), incumbent=beside)
@@ -44,6 +44,6 @@ def run_scores(
 
 
 def evidence(**changes: Any) -> Evidence:
-    """Everything that is known of an adapter: its training, and no run."""
+    """Evidence of an adapter's training, without any run."""
     fields = {"adapter": NEW, "incumbent": OLD, "compared_with": OLD.id, "serving_base": BASE, "judged_at": AT}
     return Evidence.model_validate(fields | {"training": TRAINED} | changes)

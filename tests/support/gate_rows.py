@@ -1,4 +1,4 @@
-"""Policies that govern, and receipts of adapters, as an installation's database has them."""
+"""Assigned policies and receipts of adapters, as in an installation's database."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def store(database: Database, name: str, source: str, tenant: str = SHARED, by: 
 def govern(
     database: Database, scope: str, source: str = STRICT, tenant: str = SHARED, name: str = "strict", by: Author = ADMIN
 ) -> Assignment:
-    """Store a policy and let it govern."""
+    """Store a policy and assign it."""
     store(database, name, source, tenant, by)
     found = Policies(database, tenant).assign(scope, name, by, "because")
     assert found
@@ -44,7 +44,9 @@ def govern(
 def receipt(
     database: Database, adapter: str, incumbent: str | None = None, tenant: str = SHARED, **changes: Any
 ) -> StoredReceipt:
-    """A receipt of an adapter, valid for a day, that a job of the tenant stored; a tuple names an adapter with its digest."""
+    """Store a receipt for an adapter, valid for a day, as if a job of the tenant had written it; a tuple gives an
+    adapter and its digest.
+    """
     digest = changes.pop("digest", "d" * 64)
     leases = Leases(database, 60)
     row = {

@@ -1,4 +1,4 @@
-"""What tests of the gateway share: a replica that responds like vLLM, and published adapters."""
+"""Shared parts of the gateway's tests: a replica that responds like vLLM, and published adapters."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class FakeReplica:
 
 
 class Addressed(Protocol):
-    """A stand-in for a replica, which knows where it is served."""
+    """A stand-in for a replica, with its own URL."""
 
     url: str
 
@@ -83,14 +83,14 @@ AnyReplica = TypeVar("AnyReplica", bound=Addressed)
 
 
 def running(replica: AnyReplica) -> Iterator[AnyReplica]:
-    """Yield a replica that is served on a real socket."""
+    """Yield a replica on a real socket."""
     for url in serve(replica):
         replica.url = url
         yield replica
 
 
 def client_of(app: FastAPI, replica_url: str, key_name: str = "test") -> Iterator[httpx.Client]:
-    """Yield a client of the API on a real socket, where a disconnect is a real one, with a key and one replica."""
+    """Yield a client of the API on a real socket, so that a disconnect is real, with a key and one replica."""
     services = app.state.services
     services.settings.serving_urls[:] = [replica_url]  # read at the first request
     _, secret = services.keys.create(key_name)
@@ -100,7 +100,7 @@ def client_of(app: FastAPI, replica_url: str, key_name: str = "test") -> Iterato
 
 
 def register_adapters(app: FastAPI) -> None:
-    """Register the adapters as one job's results, and the alias ``helper`` on the last of them."""
+    """Register adapters as the results of one job, with the alias ``helper`` for the last one."""
     leases = Leases(app.state.services.database, 60)
     submission = Submission(kind=Kind.FINETUNE, base_model=BASE, name="helper", contract={}, plan={})
     job, _ = app.state.services.jobs.submit(submission)

@@ -44,7 +44,9 @@ def write_gguf(
     template: str | None = TEMPLATE,
     **metadata: Any,
 ) -> Path:
-    """Write a tiny chat model in blocks of Q8_0; ``metadata`` are further fields, with dots as ``__`` and the architecture as ``ARCH``."""
+    """Write a tiny chat model in blocks of Q8_0. ``metadata`` has further fields, with ``__`` for a dot and ``ARCH``
+    for the architecture.
+    """
     writer = GGUFWriter(path, architecture)
     writer.add_license("mit")
     writer.add_context_length(128)

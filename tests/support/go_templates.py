@@ -1,4 +1,4 @@
-"""Go's text/template, run for real: by helm, over templates of Ollama's and what Ollama gives them."""
+"""Ollama's templates executed by Go's real text/template, which helm includes, with the data that Ollama passes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.helm import helm_binary
 
 
 def render_go(folder: Path, template: str, chats: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
-    """What a template writes for each chat.
+    """Return what a template writes for each chat.
 
     Args:
         folder: empty; a chart around the template is written there.

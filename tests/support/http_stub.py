@@ -1,4 +1,4 @@
-"""A small HTTP server that returns what a function computes from each request."""
+"""A small HTTP server whose responses a function computes from each request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 Respond = Callable[[str, str, bytes, Message], tuple[int, object]]
-"""Method, target, body and headers of a request → status and JSON body of the response."""
+"""Maps method, target, body and headers of a request to status and JSON body of the response."""
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""A hub on loopback: the requests by which its own client makes a repository, commits to it, resolves a revision and downloads it.
+"""A hub on loopback, with the requests by which its own client creates a repository, commits to it, resolves a revision
+and downloads it.
 
 As `huggingface_hub` sends them: ``create``, ``validate-yaml``, ``preupload``, the LFS batch with upload and verification, and the commit,
 a line of JSON an operation. Large files are committed by digest, so a commit that names one which was not uploaded is refused.
@@ -24,7 +25,7 @@ TOKEN = "hf_loopback"
 
 @dataclass
 class Hub:
-    """What the hub holds.
+    """Content of the hub.
 
     Attributes:
         repositories: files by name, by repository.
@@ -45,7 +46,7 @@ class Hub:
     gated: set[str] = field(default_factory=set)
 
     def read(self, parts: list[str]) -> tuple[int, Any, dict[str, str]]:
-        """Status, content and headers of a GET or HEAD of a repository."""
+        """Return status, content and headers for a GET or HEAD of a repository."""
         match parts:
             case ["api", "models", owner, name, *more]:
                 revision = more[1] if len(more) > 1 else "main"
@@ -76,7 +77,7 @@ class Hub:
         return 200, content, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": commit}
 
     def answer(self, method: str, path: str, body: bytes, agent: str) -> tuple[int, Any]:
-        """Status and content: an object becomes JSON, bytes are a file."""
+        """Return status and content: an object is sent as JSON, bytes as a file."""
         parts = path.strip("/").split("/")
         match method, parts:
             case "POST", ["api", "repos", "create"]:
@@ -141,7 +142,7 @@ class Hub:
 
 @contextmanager
 def hub_server() -> Iterator[Hub]:
-    """A hub that serves until the block ends; requests without ``TOKEN`` are refused."""
+    """A hub that runs until the block ends; requests without ``TOKEN`` are refused."""
     hub = Hub()
 
     class HubHandler(BaseHTTPRequestHandler):

@@ -1,4 +1,6 @@
-"""An identity provider on loopback that keeps the rules of OpenID Connect, except for those that a test tells it to break."""
+"""An identity provider on loopback that follows the rules of OpenID Connect, except for those that a test tells it to
+break.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,12 @@ Reply = Callable[[BaseHTTPRequestHandler], None]
 
 
 def unsigned(claims: dict[str, Any]) -> str:
-    """A token that says that it needs no signature."""
+    """A token with the algorithm `none`, which has no signature."""
     return f"{_encoded({'alg': 'none'})}.{_encoded(claims)}."
 
 
 def signed_by_public_key(claims: dict[str, Any]) -> str:
-    """A token whose shared secret is the provider's public key, which everybody knows."""
+    """A token signed with HMAC, with the provider's public key as the secret."""
     signed_part = f"{_encoded({'alg': 'HS256', 'kid': 'one'})}.{_encoded(claims)}"
     digest = hmac.digest(KEY.as_pem(private=False), signed_part.encode(), "sha256")
     return f"{signed_part}.{_base64(digest)}"
@@ -76,7 +78,7 @@ class StandInProvider:
     _codes: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def authorize(self, url: str) -> dict[str, str]:
-        """Sign the person in, whose browser was sent here; returns the parameters with which it is sent back."""
+        """Sign in the person whose browser was redirected here; return the parameters of the redirect back."""
         query = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
         assert url.startswith(f"{self.url}/authorize?")
         assert (query["client_id"], query["response_type"]) == (CLIENT, "code")
@@ -86,7 +88,7 @@ class StandInProvider:
         return {"code": code, "state": query["state"]}
 
     def discovery(self) -> dict[str, Any]:
-        """The document that says where everything is."""
+        """The discovery document."""
         found = {
             "issuer": self.url,
             "authorization_endpoint": f"{self.url}/authorize",
@@ -98,7 +100,7 @@ class StandInProvider:
         return {name: value for name, value in found.items() if value is not None}
 
     def token(self, body: dict[str, str]) -> tuple[int, dict[str, Any]]:
-        """The answer to a code, which counts once."""
+        """The response to a code, which can be used once."""
         query = self._codes.pop(body.get("code", ""), None)
         digest = hashlib.sha256(body.get("code_verifier", "").encode()).digest()
         if query is None or _base64(digest) != query["code_challenge"]:
@@ -127,7 +129,7 @@ class StandInProvider:
 
 
 def send(handler: BaseHTTPRequestHandler, status: int, value: Any, **headers: str) -> None:
-    """Send a response of JSON, or of bytes as they are."""
+    """Send a response: JSON, or raw bytes."""
     content = value if isinstance(value, bytes) else json.dumps(value).encode()
     handler.send_response(status)
     for name, header in {"Content-Length": str(len(content)), **headers}.items():
@@ -138,7 +140,7 @@ def send(handler: BaseHTTPRequestHandler, status: int, value: Any, **headers: st
 
 @contextmanager
 def stand_in_provider(tls: ssl.SSLContext | None = None) -> Iterator[StandInProvider]:
-    """A provider that answers until the block ends, by HTTPS if it has a certificate."""
+    """A provider that runs until the block ends, with HTTPS if it has a certificate."""
     provider = StandInProvider()
 
     class ProviderHandler(BaseHTTPRequestHandler):

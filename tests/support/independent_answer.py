@@ -1,4 +1,6 @@
-"""A greedy answer to one question by transformers alone: ``python independent_answer.py BASE QUESTION MAX_TOKENS``."""
+"""A greedy answer to one question, computed only with transformers: ``python independent_answer.py BASE QUESTION
+MAX_TOKENS``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mean loss per token of the last answers of chats, by transformers and PEFT alone.
+"""Mean loss per token of the last answers of chats, computed only with transformers and PEFT.
 
     python independent_loss.py BASE [ADAPTER] < ROWS.jsonl
 

@@ -1,4 +1,4 @@
-"""Rows that must be refused, each with its code: written by hand, field by field, and cut from good rows."""
+"""Rows that must be refused, each with its code: written by hand, field by field, and truncated valid rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def chat(*messages: Any, **fields: Any) -> bytes:
 
 
 def bad_rows() -> list[tuple[bytes, RowCode]]:
-    """Every (line, code)."""
+    """Every pair of line and code."""
     groups = (
         _broken_bytes,
         _missing,

@@ -1,4 +1,4 @@
-"""A worker that judges adapters for an alias under a policy, beside a stub in place of the API and the replica."""
+"""A worker that judges adapters for an alias under a policy, with a stub instead of the API and the replica."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SERVED = {
 
 @dataclass
 class Models:
-    """An API and a replica: each model answers a share of the questions rightly.
+    """Stub of an API and a replica; each model answers a given share of the questions correctly.
 
     Attributes:
         right: by the model, the share that it answers rightly; a model that is not there is unknown.
@@ -86,7 +86,7 @@ class Models:
 
 @dataclass
 class JudgedInstallation:
-    """A worker, an alias that a policy governs, and three adapters."""
+    """A worker, an alias under a policy, and three adapters."""
 
     database: Database
     worker: Worker
@@ -107,7 +107,7 @@ class JudgedInstallation:
         return Jobs(self.database).get(job.id)
 
     def govern_by(self, criterion: dict[str, Any]) -> None:
-        """Let a policy govern whose eval has this criterion."""
+        """Assign a policy whose eval has this criterion."""
         fields = {"data_source_config": CONFIG, "testing_criteria": [criterion]}
         judged = Evals(self.database).create("code", {}, fields)
         source = policy_of(judged.id, self.file_id)
@@ -133,7 +133,7 @@ gates:
 
 @contextmanager
 def judged_installation(models: Models, database: Database, home: Path) -> Iterator[JudgedInstallation]:
-    """The alias prod points to OLD; a policy on the share of right answers governs it."""
+    """The alias prod points to OLD; a policy on the share of correct answers governs it."""
     with http_stub(models.respond) as url:
         settings = WorkerSettings(home=home, heartbeat_seconds=0.5, api_url=url, serving_urls=[url])
         leases, storage = Leases(database, settings.lease_seconds), FolderStorage(settings.storage_dir)

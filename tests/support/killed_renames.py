@@ -1,4 +1,4 @@
-"""Programs that are killed at a rename: at the first, the second … of those that they make."""
+"""Run programs that are killed at a rename: at the first, the second, and so on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _KILLED, _FAILED = 9, 1
 
 
 def each_kill(folder: Path, program: Callable[[Path], object]) -> Iterator[Path]:
-    """Run a program in a new folder again and again, each time killed one rename later; yield what it left each time.
+    """Run a program in a new folder again and again, each time killed one rename later; yield each folder as it was
+    left.
 
     Each runs in a forked process that ends without cleaning up, as after ``kill -9``. The run that is not killed is not
     yielded.

@@ -1,4 +1,4 @@
-"""A base of two shards with every kind of tensor, and an adapter for it: random, small, and without a model class."""
+"""A base of two shards with every kind of tensor, and an adapter for it: random, small, and made without a model class."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHARDS = {
 
 @dataclass
 class MergeInputs:
-    """The two folders of a merge, and what they hold."""
+    """The two folders of a merge, and their contents."""
 
     base: Path
     adapter: Path
@@ -36,7 +36,7 @@ class MergeInputs:
     def merge(
         self, target: Path, dtype: str | None = None, quantised: AbstractSet[str] = frozenset(), key: str = ""
     ) -> dict[str, str]:
-        """Merge into a folder; returns its files' digests."""
+        """Merge into a folder; return the digests of the written files."""
         return FolderMerge(self.base, self.adapter, self.manifest, target, dtype, quantised).run(key)
 
     def base_tensors(self) -> dict[str, torch.Tensor]:
@@ -55,7 +55,7 @@ def load_folder(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def made_inputs(folder: Path) -> MergeInputs:
-    """What :func:`make_inputs` has written into a folder."""
+    """Contents of the folders that :func:`make_inputs` has written."""
     return MergeInputs(
         folder / "base",
         folder / "adapter",
@@ -64,7 +64,7 @@ def made_inputs(folder: Path) -> MergeInputs:
 
 
 def make_inputs(folder: Path) -> MergeInputs:
-    """A bfloat16 base with a float32 norm, an integer tensor and a scalar; its adapter is float32."""
+    """Write a bfloat16 base with a float32 norm, an integer tensor and a scalar, and a float32 adapter."""
     made = made_inputs(folder)
     random = torch.Generator().manual_seed(3)
     tensors = {key: torch.randn(shape, generator=random).bfloat16() for key, shape in SHAPES.items()}

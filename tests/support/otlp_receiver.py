@@ -1,4 +1,4 @@
-"""A receiver of traces: OTLP over HTTP on loopback, which decodes what it gets by OpenTelemetry's own protocol."""
+"""A receiver of traces: OTLP over HTTP on loopback, decoded with OpenTelemetry's own protocol definitions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 @dataclass(frozen=True)
 class ReceivedSpan:
-    """A span as the wire had it; ids in hexadecimal digits."""
+    """A span as it was sent; ids are hexadecimal."""
 
     service: str
     name: str
@@ -31,7 +31,7 @@ class ReceivedSpan:
 
 @dataclass
 class OtlpReceiver:
-    """What has been received."""
+    """The received spans."""
 
     url: str = ""
     spans: list[ReceivedSpan] = field(default_factory=list)
@@ -78,7 +78,7 @@ def running_receiver() -> Iterator[OtlpReceiver]:
             self.wfile.write(answer)
 
         def log_message(self, *_: Any) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     receiver.url = f"http://127.0.0.1:{server.server_address[1]}"

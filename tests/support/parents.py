@@ -1,4 +1,4 @@
-"""Manifests of adapters that a run can continue from, and such adapters in a database."""
+"""Manifests of adapters from which a run can continue, and such adapters in a database."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def manifest_of(base: BaseModelEntry, *, modules: tuple[str, ...] = MODULES, **c
 
 
 def add_adapter(database: Database, manifest: AdapterManifest, tenant: str = SHARED, **changes: Any) -> str:
-    """An adapter with a manifest, as a finished job leaves it; its id."""
+    """Store an adapter with a manifest, as a finished job leaves it; return its id."""
     leases = Leases(database, 60)
     lease = claimed(Jobs(database, tenant), leases, kind=Kind.IMPORT)
     fields = {"digest": manifest.digest, "base_model": manifest.base_model, "step": manifest.step}
@@ -51,6 +51,6 @@ def add_adapter(database: Database, manifest: AdapterManifest, tenant: str = SHA
 
 
 def another(manifest: AdapterManifest, text: str) -> AdapterManifest:
-    """The same adapter with other weights."""
+    """The same adapter with different weights."""
     other = hashlib.sha256(text.encode()).hexdigest()
     return manifest.model_copy(update={"files": {**manifest.files, WEIGHTS_NAME: other}})

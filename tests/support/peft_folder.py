@@ -1,4 +1,4 @@
-"""Adapters in PEFT's layout as other programs leave them, written without PEFT."""
+"""Adapters in PEFT's layout as other programs write them, created without PEFT."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from shared.base_models.weights import read_folder_tensors
 
 PREFIX = "base_model.model."
 TORCHTUNE: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"]}
-"""All that torchtune writes."""
+"""All options that torchtune writes."""
 PATTERNED: dict[str, Any] = {
     "peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "r": 4, "lora_alpha": 6, "use_rslora": True,
     "rank_pattern": {"k_proj": 2, r"layers\.1\.mlp\.up_proj": 5}, "alpha_pattern": {"v_proj": 3.5, r"layers\.0\..*\.o_proj": 9},
     "target_modules": r".*\.(q|k|v|o|up)_proj", "megatron_core": "megatron.core", "lora_dropout": 0.1,
     "auto_mapping": {"base_model_class": "Qwen3ForCausalLM", "unsloth_fixed": True}, "peft_version": "0.18.0",
 }  # fmt: skip
-"""Ranks and scales that differ by layer, and what PEFT and Unsloth say of themselves."""
+"""Ranks and scales that differ by layer, and the fields in which PEFT and Unsloth describe themselves."""
 
 
 def expected_size(module: str) -> tuple[int, float]:
@@ -37,14 +37,14 @@ def expected_size(module: str) -> tuple[int, float]:
 
 @dataclass
 class PeftFolder:
-    """A folder before it is written: its options, and by module A, B and what PEFT multiplies their product by."""
+    """A folder before it is written: its options and, for each module, A, B and the scale of their product in PEFT."""
 
     options: dict[str, Any]
     layers: dict[str, tuple[NDArray[np.float32], NDArray[np.float32], float]]
     more: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
-        """By PEFT's names."""
+        """Tensors under PEFT's names."""
         pairs = {f"{PREFIX}{module}.lora_A.weight": a for module, (a, _, _) in self.layers.items()}
         return pairs | {f"{PREFIX}{module}.lora_B.weight": b for module, (_, b, _) in self.layers.items()} | self.more
 
@@ -56,7 +56,7 @@ class PeftFolder:
         return folder
 
     def merged_into(self, base: Path) -> dict[str, NDArray[np.float32]]:
-        """The base's tensors with what the adapter adds to them."""
+        """The base's tensors with the adapter's product added."""
         tensors: dict[str, NDArray[np.float32]] = {}
         for path in sorted(base.glob("*.safetensors")):
             tensors |= load_file(path)
@@ -71,7 +71,7 @@ def make_patterned(base: Path, seed: int = 0) -> PeftFolder:
 
 
 def make_torchtune(base: Path, seed: int = 0) -> PeftFolder:
-    """A random adapter with the options that torchtune writes."""
+    """A random adapter with torchtune's options."""
     return _make(base, TORCHTUNE, ("q_proj", "down_proj"), lambda _: (4, 2.0), seed)
 
 

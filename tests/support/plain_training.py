@@ -1,4 +1,6 @@
-"""A plain training loop: transformers, peft and torch alone, none of the product's model, loss or optimizer code."""
+"""A plain training loop that uses only transformers, peft and torch, and none of the product's model, loss or optimizer
+code.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from worker.training.schedule import learning_rate
 
 
 def train_plainly(model: Any, run: TrainingRun, base: Path) -> list[float]:
-    """Train a model's trainable parameters on a run's rows with AdamW, row by row; the loss of each step."""
+    """Train a model's trainable parameters on a run's rows with AdamW, row by row; return the loss of each step."""
     contract, exec_ = run.plan.contract, run.plan.contract.exec
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1.0, weight_decay=exec_.weight_decay)
@@ -46,13 +48,15 @@ def train_plainly(model: Any, run: TrainingRun, base: Path) -> list[float]:
 
 
 def step_losses(run_dir: Path) -> list[float]:
-    """The loss of each step of our own run."""
+    """The loss of each step in our own run."""
     events = [json.loads(line) for line in (run_dir / TELEMETRY_NAME).read_text().splitlines()]
     return [event["payload"]["loss"] for event in events if event["event"] == "step"]
 
 
 def encoded_rows(run: TrainingRun, base: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Ids and learnt positions of every row, by the base's own tokenizer and chat template, without the product's code."""
+    """Token ids and supervised positions of every row, computed with the base's own tokenizer and chat template,
+    without the product's code.
+    """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(base)

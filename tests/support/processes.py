@@ -1,4 +1,4 @@
-"""Child processes of tests: a server that becomes ready, a process group that never outlives the tests."""
+"""Child processes of tests: wait until a server is ready, and stop process groups that must not outlive the tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STOP_SECONDS = 10
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended; one that only waits to be reaped counts as ended."""
+    """Return whether a process has ended; a zombie counts as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -26,7 +26,9 @@ def is_gone(pid: int) -> bool:
 
 
 def stop_at_exit(process: subprocess.Popen[bytes]) -> Callable[[], None]:
-    """The call that stops a process group: SIGTERM, and SIGKILL after a while. It runs when Python exits at the latest."""
+    """Return a function that stops a process group: SIGTERM, then SIGKILL after a while. It runs when Python exits at
+    the latest.
+    """
 
     def stop() -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -41,7 +43,9 @@ def stop_at_exit(process: subprocess.Popen[bytes]) -> Callable[[], None]:
 
 
 def wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) -> float:
-    """Wait until a server's ``/health`` responds; the seconds that took. Fails the test with the end of the log."""
+    """Wait until a server's ``/health`` responds; return the seconds. On a timeout, the test fails with the end of the
+    log.
+    """
     started = time.monotonic()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while time.monotonic() - started < START_SECONDS and process.poll() is None:

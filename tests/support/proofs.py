@@ -1,4 +1,4 @@
-"""Proofs: the tests that the capability matrix names must have passed in every run of the whole suite.
+"""Proofs: in every run of the whole suite, the tests that the capability matrix names must have passed.
 
 A row that names a test claims that it is run. So a run of everything in which such a test was left out, skipped, renamed or failed
 ends as failed, and says which row it takes with it.
@@ -15,20 +15,20 @@ from tests.support.scheduling import MINUTES
 from tests.support.skips import reason_of
 
 CHOOSING = ("markexpr", "keyword", "maxfail", "lf", "collectonly", "deselect", "ignore", "ignore_glob", "stepwise")
-"""Options by which a run leaves tests out."""
+"""Options that make a run leave out tests."""
 WHOLE = ("not (long or experiment)", "not (experiment)")
-"""Marks of `make test` and `make everything`, which leave out repetitions and experiments only; none of them is a proof."""
+"""Marks that `make test` and `make everything` deselect: only repetitions and experiments, none of which is a proof."""
 
 
 class Proofs:
-    """Notes the outcomes of tests by their names without parameters; a plugin of pytest."""
+    """A pytest plugin that records the outcomes of tests by their names without parameters."""
 
     def __init__(self) -> None:
         self._outcomes: dict[str, set[str]] = defaultdict(set)
         self._unproven: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note an outcome: of the test itself, and of a fixture that failed or skipped it.
+        """Record an outcome: of the test itself, or of a fixture that failed or skipped it.
 
         A value of a test that the time limit left out counts as one that `make test` leaves out: its other values prove the row.
         """
@@ -38,7 +38,7 @@ class Proofs:
             self._outcomes[report.nodeid.partition("[")[0]].add(report.outcome)
 
     def unproven(self, named: Mapping[str, Collection[str]]) -> list[str]:
-        """What is wrong, a line each.
+        """Return the faults, one per line.
 
         Args:
             named: by row of the matrix, the tests that it names.
@@ -52,7 +52,7 @@ class Proofs:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail a run of everything in which a proof is missing; a run that failed or was stopped anyway says enough."""
+        """Fail a run of the whole suite in which a proof is missing, unless the run failed or was stopped anyway."""
         if not is_whole_run(session.config) or session.exitstatus != pytest.ExitCode.OK:
             return
         from api.capabilities import CAPABILITIES
@@ -62,13 +62,13 @@ class Proofs:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print what is missing."""
+        """Print the missing proofs."""
         for line in self._unproven:
             terminalreporter.write_line(f"UNPROVEN capability {line}", red=True)
 
 
 def is_whole_run(config: pytest.Config) -> bool:
-    """Whether this is the process that reports, and nothing was left out by a path, a mark, a word or a number of failures."""
+    """Return whether this process reports, and no path, mark, word or maximum of failures has left out tests."""
     is_worker = hasattr(config, "workerinput")
     chosen = {name: value for name in CHOOSING if (value := getattr(config.option, name, None))}
     is_partial = chosen not in ({}, *({"markexpr": marks} for marks in WHOLE))

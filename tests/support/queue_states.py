@@ -1,4 +1,4 @@
-"""States of a queue, for tests of its rule and of its forecast."""
+"""States of a queue, for tests of the scheduling rule and its forecast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A child program that does nothing, as the worker starts them: ``python -m tests.support.quiet_child plan.json run_dir``."""
+"""A child program that does nothing, started as the worker starts its programs: ``python -m tests.support.quiet_child
+plan.json run_dir``.
+"""
 
 import sys
 from pathlib import Path

@@ -18,7 +18,7 @@ from shared.database.tenancy import Role
 from shared.errors import TooMany
 
 SLOTS = "mens:limits:{key-a}:slots"
-"""Where Valkey keeps the slots of :func:`key`."""
+"""Valkey's key for the slots of :func:`key`."""
 
 
 def key(rate: int | None = None, slots: int | None = None, name: str = "key-a", tokens: int | None = None) -> Key:
@@ -38,7 +38,7 @@ def key(rate: int | None = None, slots: int | None = None, name: str = "key-a", 
 def limiter(
     url: str, *, window: int = 60, hold: int = 60, renew_seconds: float = 20, away_seconds: float = 10
 ) -> RateLimiter:
-    """The limiter of one API process; it refuses at once."""
+    """The limiter of one API process, which refuses without waiting."""
     store = SharedStore(ValkeyStore(url, window, hold), away_seconds)
     return RateLimiter(store, pauses=(), renew_seconds=renew_seconds)
 

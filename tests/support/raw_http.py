@@ -1,4 +1,4 @@
-"""HTTP by hand over a socket, for what no client library would send."""
+"""HTTP written by hand over a socket, for requests that no client library would send."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 
 class RawResponse(NamedTuple):
-    """What came until the server closed the connection."""
+    """The bytes received until the server closed the connection."""
 
     status: int
     text: str
@@ -25,7 +25,7 @@ def connect(url: str, seconds: float = 20.0) -> Iterator[socket.socket]:
 
 
 def send_all(connection: socket.socket, data: bytes) -> None:
-    """Send, as far as the server reads."""
+    """Send as much as the server reads."""
     try:
         connection.sendall(data)
     except (BrokenPipeError, ConnectionResetError):
@@ -33,7 +33,7 @@ def send_all(connection: socket.socket, data: bytes) -> None:
 
 
 def read_to_end(connection: socket.socket) -> bytes:
-    """Everything until the server closes the connection."""
+    """Read everything until the server closes the connection."""
     received = b""
     while True:
         try:
@@ -46,11 +46,11 @@ def read_to_end(connection: socket.socket) -> bytes:
 
 
 def read_response(connection: socket.socket) -> RawResponse:
-    """The one response of a connection that the server then closes."""
+    """Read the only response of a connection that the server then closes."""
     text = read_to_end(connection).decode()
     return RawResponse(int(text.split(" ", 2)[1]), text) if text else RawResponse(0, "")
 
 
 def head(method: str, path: str, *lines: str) -> bytes:
-    """A request's head."""
+    """The head of a request."""
     return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: localhost", *lines, "", ""]).encode()

@@ -1,4 +1,4 @@
-"""Archives with recorded answers: a fake OpenAI's project, exported and recorded by the steps themselves."""
+"""Archives with recorded answers: the project of a fake OpenAI, exported and recorded by the real steps."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ EXACT = {
 
 
 def right_answer(request: Object) -> str:
-    """What a model that has learned the validation rows says: the same number as in the question."""
+    """Answer of a model that has learned the validation rows: the same number as in the question."""
     words = str(request["messages"][-1]["content"]).strip("?").split()
     return f"Answer {words[-1]}."
 
 
 def with_rows(openai: ServedOpenAI, count: int) -> None:
-    """Let the project have so many validation rows, which its tuned model answers rightly, and no other prompts."""
+    """Give the project this number of validation rows, which its tuned model answers correctly, and no other prompts."""
     lists = openai.fake.projects[KEY].lists
     lists |= {"evals": [], f"chat/completions?{TUNED}": []}
     rows = b"".join(chat_line(f"Question {number}?", f"Answer {number}.") for number in range(count))
@@ -47,7 +47,7 @@ def with_rows(openai: ServedOpenAI, count: int) -> None:
 
 
 def with_eval(openai: ServedOpenAI, count: int, *criteria: Object, scores: float = 1.0) -> None:
-    """Give the project an eval whose items the tuned model has answered, with a stored score of each criterion."""
+    """Give the project an eval whose items the tuned model has answered, with a stored score for each criterion."""
     items = [_output_item(number, criteria, scores) for number in range(count)]
     lists = openai.fake.projects[KEY].lists
     lists["evals"] = [{"id": "eval_0", "object": "eval", "name": "Tone", "testing_criteria": list(criteria)}]
@@ -69,7 +69,7 @@ def _output_item(number: int, criteria: tuple[Object, ...], score: float) -> Obj
 
 
 def record_archive(openai: ServedOpenAI, folder: Path, *, samples: int = 0, control: bool = False) -> ArchiveContents:
-    """Export the project and record its tuned model, and its base as a control."""
+    """Export the project, and record its tuned model and, as a control, its base."""
     with Archive(folder) as archive, openai.client(project=PROJECT) as client:
         export_project(client, archive)
         archive.finish()

@@ -1,4 +1,4 @@
-"""Codes with which calls are refused."""
+"""Error codes with which calls are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions that remedies name: those of the code, by error code, and those of docs/errors.md."""
+"""Actions in remedies: those in the source, by error code, and those in docs/errors.md."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def given_strings() -> dict[str, str]:
 
 
 def not_given() -> Iterator[str]:
-    """Yield the documented actions that no module with their code names, and no helper."""
+    """Yield documented actions that appear neither in a module that names their code nor in a helper module."""
     given = given_strings()
     trees = (ast.parse((ROOT / path).read_text(encoding="utf-8")) for path in HELPERS)
     elsewhere = "\n".join(_plain(text) for tree in trees for text in _strings(tree))

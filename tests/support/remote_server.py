@@ -1,4 +1,4 @@
-"""Another server's models for graders: one that judges, and one that makes embeddings, as `http_stub` serves them."""
+"""Models on another server for graders: a judge and an embedding model, served by `http_stub`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ VECTORS = {"north": [0.0, 2.0], "east": [3.0, 0.0], "north-east": [1.0, 1.0]}
 
 
 class RemoteServer:
-    """A server of models; ``answers`` are the statuses and bodies that come before its own."""
+    """A server of models; ``answers`` are statuses and bodies that it returns before its own."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str | None, dict[str, object]]] = []

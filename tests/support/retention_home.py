@@ -1,4 +1,4 @@
-"""A retention policy's database, storage and disk."""
+"""The database, storage and disk on which a retention policy works."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.clock import Clock
 
 
 class Home:
-    """An installation with a clock that the test moves."""
+    """An installation with a clock that the test sets."""
 
     def __init__(self, folder: Path, database: Database, clock: Clock) -> None:
         self.folder, self.database, self.clock = folder, database, clock
@@ -33,7 +33,7 @@ class Home:
         return RetentionRunner(self.database, RetentionSettings(home=self.folder, **policy))
 
     def train(self, *letters: str, tenant: str = SHARED, run_bytes: int = 0) -> str:
-        """A finished job whose adapters are named by letters; all but the last are its checkpoints."""
+        """A finished job with one adapter for each letter; all but the last are its checkpoints."""
         lease = claimed(self.jobs.of(tenant), self.leases)
         made = [
             new_adapter(f"demo@{letter * 64}", digest=letter * 64, step=number, final=letter == letters[-1])
@@ -52,7 +52,7 @@ class Home:
         return claimed(self.jobs, self.leases, kind=Kind.MERGE, plan=plan)
 
     def merge(self, letter: str, digest: str) -> str:
-        """A finished merge; the job's id."""
+        """A finished merge; return the job's id."""
         lease = self.merging(letter)
         self.store("models", digest, MODEL_MANIFEST_NAME)
         self.leases.finish(lease, {"model_digest": digest})
@@ -67,7 +67,7 @@ class Home:
             self.date(path)
 
     def prepare(self, name: str, size: int) -> None:
-        """Encoded data that was used now."""
+        """Encoded data that was used just now."""
         self.write(self.folder / "prepared" / name / "ids.bin", size)
 
     def write(self, path: Path, size: int) -> None:
@@ -76,7 +76,7 @@ class Home:
         self.date(path)
 
     def date(self, path: Path) -> None:
-        """A file was written now."""
+        """Mark a file as written just now."""
         moment = self.clock.now.timestamp()
         os.utime(path, (moment, moment))
 

@@ -1,4 +1,4 @@
-"""An API with a running health monitor on a real socket, and what its replicas' states are."""
+"""An API with a running health monitor on a real socket, and the states of its replicas."""
 
 from __future__ import annotations
 

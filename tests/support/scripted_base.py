@@ -1,4 +1,5 @@
-"""A base of known answers: after the generation prompt it writes ``ab`` and the end of its turn, and again for as long as it may.
+"""A base with known answers: after the generation prompt, it writes ``ab`` and the end of its turn, and repeats this as
+long as it may continue.
 
 Its config files name another EOS than its chat template writes, as those of many pretrained bases do.
 """
@@ -12,13 +13,14 @@ from tests.support.serving_installation import MODULES, build_base
 
 ANSWER, END, OTHER_END = "ab", "<|im_end|>", "<|endoftext|>"
 TOKENS = 3
-"""Of an answer, with its end."""
+"""Tokens of an answer, including its end."""
 CONFIDENCE = 30.0
-"""Logits by which the next token of the script stands out."""
+"""Logit of the next token of the script, far above all others."""
 
 
 def build_scripted_base(folder: Path, *, eos: str = OTHER_END) -> None:
-    """Write the base: no layer changes a token's own vector, and the head's row of each token is the vector of the one before.
+    """Write the base: no layer changes a token's vector, and the head's row for each token is the vector of the token
+    before it.
 
     Args:
         eos: what tokenizer_config.json, generation_config.json and config.json name.
@@ -52,7 +54,7 @@ def build_scripted_base(folder: Path, *, eos: str = OTHER_END) -> None:
 
 
 def save_weak_adapter(base: Path, folder: Path, *, seed: int, rank: int) -> None:
-    """A peft adapter that moves every logit a little, and no token of the script."""
+    """A peft adapter that changes every logit a little, but no token of the script."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""A replica that answers what a test wrote down."""
+"""A replica with prepared answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 @dataclass
 class ScriptedReplica:
-    """An ASGI application that answers every POST with ``pieces``, the later ones only once ``go_on`` is set.
+    """An ASGI application that answers every POST with ``pieces``; all but the first are sent only once ``go_on`` is
+    set.
 
     Attributes:
         breaks: whether the connection is cut after the last piece.
@@ -30,7 +31,7 @@ class ScriptedReplica:
         self.go_on.set()
 
     def answers(self, body: Any, status: int = 200) -> None:
-        """Answer with JSON."""
+        """Respond with JSON."""
         self.pieces, self.status = [json.dumps(body).encode()], status
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

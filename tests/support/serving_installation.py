@@ -69,7 +69,7 @@ class ServingInstallation:
         return ServingSettings(home=self.home, serving_base=self.entry.name, serving_key=KEY, **more)
 
     def store(self, cache: Path | None = None, max_rank: int = 16) -> AdapterStore:
-        """An adapter store of this installation; with a cache folder of its own if one is given."""
+        """Open an adapter store of this installation, with a separate cache folder if one is given."""
         if cache is None:
             return open_store(self.settings(serving_max_lora_rank=max_rank))
         return AdapterStore(self.storage, base=self.entry, base_folder=self.base, cache=cache, max_rank=max_rank)
@@ -79,7 +79,7 @@ class ServingInstallation:
         return self.storage.folder("adapters", manifest.digest)
 
     def publish(self, name: str, *, seed: int = 0, rank: int = 8, **changes: Any) -> AdapterManifest:
-        """Make and store an adapter; `changes` are to the manifest. Equal calls share one adapter."""
+        """Make and store an adapter; `changes` are applied to the manifest. Equal calls share one adapter."""
         label = repr((name, seed, rank, sorted(changes.items())))
         if label not in self._published:
             # Made once for a seed and rank: many adapters differ in their manifest only.
@@ -92,7 +92,7 @@ class ServingInstallation:
         return self._published[label]
 
     def store_adapter(self, folder: Path, manifest: AdapterManifest) -> AdapterManifest:
-        """Put a folder into the storage under the manifest."""
+        """Store a folder under the manifest's digest."""
         (folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
         self.storage.put_folder("adapters", manifest.digest, folder, sorted(manifest.files), MANIFEST_NAME)
         return manifest
@@ -149,7 +149,9 @@ def describe_adapter(
 
 
 def build_base(folder: Path, positions: int = 256) -> None:
-    """Write a random Qwen3 of 64 units with a byte-level tokenizer; head_dim 32 is the least that vLLM's CPU takes."""
+    """Write a random Qwen3 with 64 units and a byte-level tokenizer; 32 is the smallest head_dim that vLLM supports on
+    a CPU.
+    """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -165,7 +167,7 @@ def build_base(folder: Path, positions: int = 256) -> None:
 
 
 def train_tokenizer() -> Any:
-    """A byte-level tokenizer of at most 320 tokens, the same each time."""
+    """A byte-level tokenizer of at most 320 tokens, always the same."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -187,7 +189,7 @@ def make_serving_installation(
     build_base: Callable[[Path], object] = build_base,
     save_adapter: Callable[..., None] = save_adapter,
 ) -> ServingInstallation:
-    """Build the base in a folder, and an installation around it: catalogue and storage."""
+    """Build the base in a folder, with an installation around it: catalogue and storage."""
     base, home = folder / "base", folder / "home"
     build_base(base)
     entry = BaseModelEntry(name="tiny-base", source=LocalSource(path=str(base)), digests=digest_model_folder(base))

@@ -1,4 +1,4 @@
-"""The check of a chat template with a limit of two seconds."""
+"""The check of a chat template, with a limit of two seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signing in as the console's page does, without a browser, and a person who does."""
+"""Sign in as the console's page does, without a browser, and a person who signs in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALICE = Person("https://id.example", "00u1", "alice@acme.example", "acme", Role.
 
 
 def challenge_of(token: str) -> str:
-    """Return the digest of its token that a page sends when it signs in."""
+    """Return the digest of its token, which a page sends when it signs in."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -22,12 +22,12 @@ CHALLENGE = challenge_of(TOKEN)
 
 
 def cookie_of(response: Any) -> Any:
-    """The cookie that a response sets: name, value and attributes."""
+    """Return the cookie that a response sets: name, value and attributes."""
     (cookie,) = SimpleCookie(response.headers["set-cookie"]).values()
     return cookie
 
 
 def signed_in_headers(response: Any) -> dict[str, str]:
-    """Headers of the page's requests after a response that signed in: both halves."""
+    """Return the headers of the page's requests after a sign-in: both halves."""
     cookie = cookie_of(response)
     return {"Cookie": f"{cookie.key}={cookie.value}", "X-Mens-Sign-In": TOKEN, "Sec-Fetch-Site": "same-origin"}

@@ -1,4 +1,6 @@
-"""The end of a run: how many tests this machine skipped, for which reasons, and which package or machine would run them."""
+"""Summary at the end of a run: how many tests this machine skipped, for which reasons, and which package or machine
+would run them.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,11 @@ REMEDIES = {
     r"MENS_TEST_MINUTES": "more time: make long",
     r"SQLite explains its plan": "nothing: the test runs on PostgreSQL",
 }
-"""Package or machine that lets a skipped test run, by a pattern of the reason; the first that matches counts."""
+"""Package or machine that lets a skipped test run, by a pattern of the reason; the first matching pattern is used."""
 
 
 class Skips:
-    """Prints the skipped tests by what would run them; a plugin of pytest."""
+    """A pytest plugin that prints the skipped tests, grouped by what would run them."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
@@ -50,12 +52,12 @@ def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def remedy_of(reason: str) -> str | None:
-    """Return what would run the test; None if the list does not have the reason."""
+    """Return what would run the test; None if no pattern matches the reason."""
     return next((remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, reason)), None)
 
 
 def summary(reasons: list[str]) -> list[str]:
-    """Return the lines: one for each remedy, the most frequent first."""
+    """Return one line for each remedy, the most frequent first."""
     if not reasons:
         return []
     counts = Counter(remedy_of(reason) or reason for reason in reasons)

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct for the tests: the folder of `bench/harness/smollm2.py`, and its entry of a catalogue."""
+"""SmolLM2-135M-Instruct for tests: the folder of `bench/harness/smollm2.py`, and its catalogue entry."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model
 
 
 def smollm2_gguf() -> Path:
-    """The package's GGUF file, Q4_1; nobody may change it."""
+    """The package's GGUF file, Q4_1; it must not be modified."""
     return _or_fail(smollm2.smollm2_gguf)
 
 
 def smollm2_folder() -> Path:
-    """The model as a base's folder (bfloat16, 269 MB); a test copies it before it changes a file."""
+    """The model as a base folder (bfloat16, 269 MB); copy it before changing a file."""
     return _or_fail(smollm2.smollm2_folder)
 
 
 def smollm2_entry(name: str = smollm2.SMOLLM2) -> BaseModelEntry:
-    """The catalogue's entry of the model, in its folder under `.tools/`."""
+    """The model's catalogue entry, with its folder under `.tools/`."""
     folder = smollm2_folder()
     return BaseModelEntry(
         name=name, source=LocalSource(path=str(folder)), digests=digest_model_folder(folder), license=LICENSE

@@ -1,4 +1,4 @@
-"""A replica made of a bare socket, so that a test can have it break off wherever it likes."""
+"""A replica on a bare socket, with which a test can break a connection at any point."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.replicas import ReplicaCapabilities
 
 
 class RawReplica:
-    """Listens on a port of its own that it keeps when it is stopped and started again.
+    """Listens on its own port, which it keeps when it is stopped and started again.
 
     Attributes:
         mode: what becomes of a completion: ``answer``, ``stream``, ``held`` (a stream that ends once the mode is another), ``503``, ``500``, ``500 and close`` (without
@@ -47,7 +47,7 @@ class RawReplica:
         self.port = ready.result(60)
 
     def stop(self) -> None:
-        """Refuse connections from now on; those that are open are reset."""
+        """Refuse new connections from now on, and reset open ones."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._end.set)
             self._thread.join(60)
@@ -74,7 +74,7 @@ class RawReplica:
             self._writers.discard(writer)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One request; whether the connection stays."""
+        """Handle one request; return whether the connection stays open."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         if head.startswith("get"):
             said = self.serves.model_dump_json() if self.serves and head.startswith("get /mens/limits ") else ""
@@ -120,7 +120,7 @@ class RawReplica:
 
 
 def _engine_dead(*, streams: bool) -> bytes:
-    """As vLLM answers: a stream has its status already."""
+    """Respond like vLLM, whose streams have sent their status already."""
     message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
     content = json.dumps({"error": {"message": message, "type": "InternalServerError", "param": None, "code": 500}})
     if streams:

@@ -1,4 +1,4 @@
-"""A table to pull from, on SQLite or PostgreSQL, and the pull of it."""
+"""A table to pull from, on SQLite or PostgreSQL, and a pull of it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class SourceTable:
         return f"datetime('now', '-{seconds} seconds')" if self.is_sqlite else f"now() - interval '{seconds} seconds'"
 
     def add(self, numbers: Iterable[int], *, age: float = 3600, answer: str = "answer") -> None:
-        """Insert rows, the later the younger by a second."""
+        """Insert rows; each is a second younger than the one before."""
         for number in numbers:
             age_of = self.ago(max(0, age - number))
             self.execute(f"INSERT INTO notes VALUES ({number}, 'question {number}', '{answer} {number}', {age_of})")
@@ -89,7 +89,7 @@ class SourceTable:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of the folder's shards, whose digests are checked."""
+        """The rows of the folder's shards, after checking their digests."""
         return [json.loads(line) for path in checked_shards(self.folder) for line in path.read_bytes().splitlines()]
 
     def answers(self) -> list[str]:
@@ -102,7 +102,7 @@ class SourceTable:
 
 
 def pull_briefly(url: str, folder: str) -> None:
-    """Pull with small pages, shards and snapshots: the program of a process that is killed at some moment."""
+    """Pull with small pages, shards and snapshots; the program of a process that is killed at some moment."""
     table = SourceTable(url, Path(folder))
     with suppress(InvalidRequest):  # nothing to pull yet
         table.pull(lag=0.2, limit=50, shard_bytes=4000, snapshot_seconds=0.05)

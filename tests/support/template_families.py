@@ -1,4 +1,4 @@
-"""Small bases of many families: a byte-level tokenizer, a family's special tokens, and its chat template's behaviour."""
+"""Small bases of many families: a byte-level tokenizer, the family's special tokens, and its chat template."""
 
 # ruff: noqa: RUF001
 from __future__ import annotations
@@ -17,7 +17,7 @@ CORPUS = Path(__file__).parents[2] / "examples" / "base_corpus.jsonl"
 
 @dataclass(frozen=True)
 class Family:
-    """What a family's tokenizer files say.
+    """The content of a family's tokenizer files.
 
     Attributes:
         tokens: added tokens of the vocabulary.
@@ -216,7 +216,7 @@ def _trained() -> str:
 
 
 def make_base(folder: Path, family: Family, template: str | None = None) -> Path:
-    """Write a family's tokenizer files, with its own template or another."""
+    """Write a family's tokenizer files, with its own template or a different one."""
     folder.mkdir(parents=True, exist_ok=True)
     backend = Tokenizer.from_str(_trained())
     backend.add_special_tokens([AddedToken(token, rstrip=family.rstrip, special=True) for token in family.tokens])

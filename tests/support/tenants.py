@@ -1,4 +1,4 @@
-"""An installation with tenants: things of each, and askers of every kind."""
+"""An installation with tenants: objects of each tenant, and callers of every kind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.support.sign_ins import CHALLENGE
 ACME, OTHER = "acme", "other"
 TENANTS = (ACME, OTHER, SHARED)
 NOBODY = "nobody"
-"""Owner of what is not there."""
+"""Owner of objects that do not exist."""
 EQUALS = {
     "type": "string_check",
     "name": "equals",
@@ -47,13 +47,13 @@ EQUALS = {
 }
 """A criterion of an eval."""
 PART_ID = "part-00000000000000000000000000"
-"""What the completions of uploads name."""
+"""Fields that the completion of an upload names."""
 REFUSAL = {"no key": (401, "KEY_MISSING"), "a wrong key": (401, "KEY_INVALID"), "a revoked key": (401, "KEY_INVALID")}
 
 
 @dataclass(frozen=True)
 class Asker:
-    """Who sends a request, for which tenant and in which role; ``refused`` is what they get wherever a key is wanted."""
+    """A caller: its tenant and role; ``refused`` is the response that it gets wherever a key is required."""
 
     name: str
     headers: dict[str, str]
@@ -64,7 +64,7 @@ class Asker:
 
 
 class Installation:
-    """Makes things and askers, by the verbs that the API and the workers use."""
+    """Creates objects and callers with the operations that the API and the workers use."""
 
     def __init__(self, app: FastAPI) -> None:
         self._services = app.state.services
@@ -75,18 +75,18 @@ class Installation:
     # -- things: each call makes another one, and returns its id -------------------------------------------------------
 
     def file(self, tenant: str) -> str:
-        """An uploaded file, the only one with its content."""
+        """An uploaded file with unique content."""
         with self._services.storage.writer() as writer:
             writer.write(ROWS + b'{"prompt": "c", "response": "%d"}\n' % next(self._numbers))
             sha256 = writer.commit()
         return str(self._services.files.of(tenant).add("rows.jsonl", "fine-tune", len(ROWS), sha256).id)
 
     def pending_upload(self, tenant: str) -> str:
-        """An upload that takes parts."""
+        """An upload that accepts parts."""
         return str(self._services.uploads.of(tenant).create("rows.jsonl", "fine-tune", 10, timedelta(hours=1)).id)
 
     def completed_upload(self, tenant: str) -> str:
-        """An upload that was completed with the part of `PART_ID`, which can be repeated."""
+        """An upload that was completed with the part of `PART_ID`; the completion can be repeated."""
         upload_id, digest = self.pending_upload(tenant), digest_json([PART_ID])
         self._services.uploads.of(tenant).complete(upload_id, digest, digest)
         return upload_id
@@ -96,7 +96,7 @@ class Installation:
         return self._submit(tenant).id
 
     def paused_job(self, tenant: str) -> str:
-        """A job that was paused before a worker had it."""
+        """A job that was paused before a worker claimed it."""
         return str(self._services.jobs.of(tenant).pause(self._submit(tenant).id).id)
 
     def eval(self, tenant: str) -> str:
@@ -105,7 +105,7 @@ class Installation:
         return Evals(self._services.database, tenant).create("", {}, spec).id
 
     def eval_run(self, tenant: str) -> str:
-        """A run that waits for a worker: its eval's id, and its own."""
+        """A run that waits for a worker; returns the ids of its eval and of the run."""
         eval_id = self.eval(tenant)
         items = {"file_id": "file-0", "sha256": "a" * 64, "count": 1}
         plan = EvaluationPlan.model_validate({"eval_id": eval_id, "testing_criteria": [EQUALS], "items": items})
@@ -114,13 +114,13 @@ class Installation:
         return f"{eval_id} {self._services.jobs.of(tenant).submit(submission)[0].id}"
 
     def ended_eval_run(self, tenant: str) -> str:
-        """The same, of a run that was cancelled."""
+        """As `run`, but the run was cancelled."""
         ids = self.eval_run(tenant)
         self._services.jobs.of(tenant).cancel(ids.split(" ")[1])
         return ids
 
     def eval_item(self, tenant: str) -> str:
-        """The same, and the id of an output item."""
+        """As `run`, with the id of an output item in addition."""
         ids = self.eval_run(tenant)
         run_id = ids.split(" ")[1]
         lease = self._leases.claim(run_id, "worker")
@@ -139,7 +139,7 @@ class Installation:
         return self._finish(tenant)[1]
 
     def checkpoint_permission(self, tenant: str) -> str:
-        """A permission of some other tenant for an adapter: the adapter's id, and its own."""
+        """A permission of another tenant for an adapter; returns the ids of the adapter and of the permission."""
         adapter_id = self.adapter(tenant)
         return (
             f"{adapter_id} {CheckpointPermissions(self._services.database, tenant).grant(adapter_id, ['guest'])[0].id}"
@@ -156,7 +156,7 @@ class Installation:
         return adapter_id
 
     def alias(self, tenant: str) -> str:
-        """An alias that has moved once, so that it can go back."""
+        """An alias that has moved once, so that it can be rolled back."""
         name, aliases = f"{tenant}-alias-{next(self._numbers)}", self._services.aliases.of(tenant)
         for _ in range(2):
             aliases.set(name, Routing.to(self.adapter(tenant)), Actor(id="key-0", name="test"))
@@ -170,19 +170,19 @@ class Installation:
         return name
 
     def policy(self, tenant: str) -> str:
-        """A policy that governs nothing."""
+        """A policy that is not assigned."""
         name = f"policy-{next(self._numbers)}"
         store(self._services.database, name, STRICT, tenant)
         return name
 
     def assignment(self, tenant: str) -> str:
-        """An alias that a policy governs, as policies name it."""
+        """The name of an alias under a policy, as policy assignments use it."""
         scope = f"alias:governed-{next(self._numbers)}"
         govern(self._services.database, scope, tenant=tenant)
         return scope
 
     def receipt(self, tenant: str) -> str:
-        """What came of judging an adapter."""
+        """A receipt of an adapter."""
         return receipt(self._services.database, "helper@1", tenant=tenant).id
 
     def key(self, tenant: str) -> str:
@@ -206,11 +206,11 @@ class Installation:
 
     @cached_property
     def askers(self) -> list[Asker]:
-        """Everybody: without a key, of each tenant in each role, the operator, and who would like to be."""
+        """All callers: without a key, of each tenant in each role, the operator, and one with an invalid key."""
         return [*self._keyless(), *self._members(), *self._for_other_tenants()]
 
     def bearer(self, tenant: str, role: Role) -> dict[str, str]:
-        """The header with a new key."""
+        """The header for a new key."""
         secret = self._services.keys.create(f"{role} {next(self._numbers)} of {tenant}", tenant, role)[1]
         return {"Authorization": f"Bearer {secret}"}
 

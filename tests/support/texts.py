@@ -1,4 +1,4 @@
-"""Random texts, and texts that are hard to compare."""
+"""Random texts, and texts that are difficult to compare."""
 
 from __future__ import annotations
 

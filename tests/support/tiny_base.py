@@ -1,4 +1,4 @@
-"""A base model and adapters for tests that only look at them: right names and shapes, written without torch."""
+"""A base model and adapters for tests that only read them: correct names and shapes, written without torch."""
 
 from __future__ import annotations
 
@@ -44,11 +44,13 @@ CONFIG = {
 
 
 ADAPTER_CONFIG = Path(__file__).with_name("adapter_config.json")
-"""What PEFT saves for an adapter on every linear layer: `tests/serving/test_adapter_store.py` compares."""
+"""The config that PEFT saves for an adapter on every linear layer; `tests/serving/test_adapter_store.py` compares the
+two.
+"""
 
 
 def write_base(folder: Path, **shape: Any) -> Path:
-    """Write a base whose weights are all zero and return its folder; ``shape`` are keys of its config."""
+    """Write a base with all weights zero and return its folder; ``shape`` are keys of its config."""
     folder.mkdir(parents=True)
     tokenizer = _tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -61,7 +63,7 @@ def write_base(folder: Path, **shape: Any) -> Path:
 
 
 def write_adapter(base: Path, folder: Path, *, seed: int, rank: int) -> None:
-    """Write an adapter on every linear layer of a base, as PEFT saves it, with weights that the seed decides."""
+    """Write an adapter on every linear layer of a base, as PEFT saves it, with random weights from the seed."""
     folder.mkdir(parents=True)
     random = np.random.default_rng(seed)
     layers = linear_layers(parse_model_config(json.loads((base / "config.json").read_bytes())))

@@ -1,4 +1,4 @@
-"""Tiny models of every family, built and saved by transformers itself: the reality that the arithmetic is held against."""
+"""Tiny models of every family, built and saved by transformers itself, with which calculations are compared."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ RAW: dict[str, dict[str, Any]] = {
 
 
 def build(raw: dict[str, Any], **changes: Any) -> Any:
-    """A random model of a raw config; ``changes`` go where the sizes are."""
+    """A random model of a raw config; ``changes`` are applied where the config has the sizes."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     raw = raw | ({"text_config": raw["text_config"] | changes} if "text_config" in raw else changes)
@@ -63,7 +63,7 @@ def build(raw: dict[str, Any], **changes: Any) -> Any:
 
 
 def save(raw: dict[str, Any], folder: Path, *, shard_size: str | None = None, **changes: Any) -> Path:
-    """A model folder with a stand-in tokenizer.json."""
+    """A model folder with a placeholder tokenizer.json."""
     build(raw, **changes).save_pretrained(folder, **({"max_shard_size": shard_size} if shard_size else {}))
     (folder / "tokenizer.json").write_text("{}")
     return folder

@@ -1,4 +1,4 @@
-"""Forced tool calls: requests, the parsers that a replica may choose, and a call in each parser's form."""
+"""Forced tool calls: requests, the parsers that a replica may choose, and a call in each parser's format."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CALLS = {
     "llama3_json": '{"name": "f", "parameters": {"c": %s}}',
     "mistral": '[{"name": "f", "arguments": {"c": %s}}]',
 }
-"""By parser, a call as it is written."""
+"""A call in the format of each parser."""
 NAMED = {"type": "function", "name": "f"}
 
 
 def request_of(route: str, choice: Any) -> Any:
-    """vLLM's request, with the strict tools that the API makes of a forced call's."""
+    """vLLM's request with a strict tool, as the API makes it for a forced call."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 

@@ -41,14 +41,14 @@ ROWS: list[dict[str, Any]] = [
 
 @dataclass
 class NeverStop:
-    """Replaces `StopSignals`: a run in the test's own process gets no signals."""
+    """Replaces `StopSignals`, because a run in the test's own process gets no signals."""
 
     pause_requested: bool = False
     cancel_requested: bool = False
 
 
 class PauseAfter:
-    """Replaces `StopSignals`: requests a pause once it has been read that many times, which is once a step."""
+    """Replaces `StopSignals`: requests a pause after it was read this number of times; a run reads it once per step."""
 
     cancel_requested = False
 
@@ -62,7 +62,7 @@ class PauseAfter:
 
 
 class CancelAfter:
-    """The same for a cancel."""
+    """As above, but requests a cancel."""
 
     pause_requested = False
 
@@ -77,7 +77,7 @@ class CancelAfter:
 
 @contextmanager
 def recomputing(level: Recompute) -> Iterator[None]:
-    """Let every run recompute so much, whatever memory there is."""
+    """Make every run recompute this much, whatever the memory."""
     import worker.training.trainer
 
     choose: Any = vars(worker.training.trainer)["choose_budget"]
@@ -90,7 +90,7 @@ def recomputing(level: Recompute) -> Iterator[None]:
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> DataFile:
-    """Write a JSONL file and describe it as the API does after an upload."""
+    """Write a JSONL file, and describe it as the API does after an upload."""
     raw = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(raw)
@@ -115,13 +115,13 @@ def contract_for(base: str, validation: bool = False, **sections: dict[str, Any]
 
 
 def parent_in(folder: Path) -> PlannedParent:
-    """The parent that an adapter's folder holds."""
+    """The parent, read from an adapter's folder."""
     return planned_parent(AdapterManifest.model_validate_json((folder / MANIFEST_NAME).read_bytes()))
 
 
 @dataclass
 class TinyBase:
-    """A base model that was pretrained in seconds, and how to plan and run a training run on it."""
+    """A base model that was pretrained in seconds, with functions to plan and run trainings on it."""
 
     entry: BaseModelEntry
     base: Path
@@ -159,7 +159,7 @@ class TinyBase:
         return TrainingRun(plan=plan, inputs=inputs)
 
     def train(self, run: TrainingRun, run_dir: Path, resume: Path | None = None, stop: Any = None, **more: Any) -> Path:
-        """Train in this process; returns the run folder.
+        """Train in this process; return the run folder.
 
         Args:
             stop: in place of the worker's signals; never stops when None.

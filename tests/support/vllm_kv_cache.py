@@ -1,4 +1,4 @@
-"""`python vllm_kv_cache.py`: the KV cache that vLLM demands for one sequence, by vLLM itself.
+"""`python vllm_kv_cache.py`: the KV cache that vLLM requires for one sequence, computed by vLLM itself.
 
 Reads a JSON list of ``[config, tokens, dtype, prefix caching]`` from its standard input and prints a list of ``[bytes of the sequence,
 bytes of a block]``. The models are made without weights.

@@ -41,7 +41,7 @@ class VllmServer:
         return httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False)
 
     def metrics(self) -> str:
-        """What a scraper gets."""
+        """The metrics page, as a scraper gets it."""
         headers = {"Authorization": f"Bearer {METRICS_KEY}"}
         return httpx.get(f"{self.url}/metrics", headers=headers, timeout=60, trust_env=False).text
 
@@ -52,7 +52,7 @@ class VllmServer:
 
     @contextmanager
     def stopped_engine(self) -> Iterator[None]:
-        """The engine's processes stand still meanwhile, and with them every request; the HTTP server goes on."""
+        """Stop the engine's processes, and with them every request, while the block runs; the HTTP server continues."""
         processes = psutil.Process(self.pid).children(recursive=True)
         for process in processes:
             process.suspend()
@@ -65,7 +65,7 @@ class VllmServer:
 
 @contextmanager
 def start_server(installation: ServingInstallation, **settings: object) -> Iterator[VllmServer]:
-    """`python -m serving` on a free port, in a session of its own, so that no process of it outlives the tests."""
+    """`python -m serving` on a free port, in a separate session, so that none of its processes outlives the tests."""
     port = free_port()
     log = installation.home / f"vllm-{port}.log"
     with log.open("wb") as output:

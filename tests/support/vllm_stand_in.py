@@ -1,4 +1,4 @@
-"""A stand-in of vLLM's server with the state that unloading reads; `tests/vllm/test_unload.py` runs the same on the real one."""
+"""A replacement for vLLM's server with the state that unloading reads; `tests/vllm/test_unload.py` tests the real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for a condition instead of for a time. The patience is what a busy machine may need: a test that passes does not use it."""
+"""Wait for a condition instead of for a time. The timeout allows for a busy machine; a passing test does not use it up."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ T = TypeVar("T")
 PATIENCE_SECONDS = 60.0
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.2
 PAUSE_SHARE = 0.05
-"""Between two looks, of the time that was waited already: what takes seconds needs the processors more than whoever waits for it."""
+"""Pause between two checks, as a share of the time waited so far: a slow condition needs the processor more than its
+waiter.
+"""
 
 
 def eventually(condition: Callable[[], T], seconds: float = PATIENCE_SECONDS, what: str = "the condition holds") -> T:
-    """Poll until the condition returns something true, and return that.
+    """Poll until the condition returns a true value, and return that.
 
     Raises:
         AssertionError: it did not within that time.
@@ -30,7 +32,7 @@ def eventually(condition: Callable[[], T], seconds: float = PATIENCE_SECONDS, wh
 
 
 async def eventually_true(condition: Callable[[], object], what: str = "the condition holds") -> None:
-    """The same in an event loop, which goes on meanwhile."""
+    """As above, in an event loop, which continues meanwhile."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < PATIENCE_SECONDS, f"waited {PATIENCE_SECONDS:g} s until {what}"

@@ -1,4 +1,4 @@
-"""A receiver of webhooks on loopback, which answers as a test says; and the outbox that it is filled from."""
+"""A receiver of webhooks on loopback whose responses a test chooses; and the outbox from which it is filled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Received:
 
 @dataclass
 class Receiver:
-    """What came, and how the next request is answered: the first answer that is left, then the last again and again."""
+    """The received requests, and the next responses: each is used once, and the last one is repeated."""
 
     url: str = ""
     received: list[Received] = field(default_factory=list)
@@ -33,12 +33,12 @@ class Receiver:
 
     @property
     def ids(self) -> list[str]:
-        """Ids of the webhooks that came."""
+        """Ids of the received webhooks."""
         return [each.headers["webhook-id"] for each in self.received]
 
 
 def status(code: int, body: bytes = b"", **headers: str) -> Answer:
-    """Answer with a status."""
+    """Respond with a status."""
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(code)
@@ -52,7 +52,9 @@ def status(code: int, body: bytes = b"", **headers: str) -> Answer:
 
 
 def drip(seconds: float) -> Answer:
-    """Send a byte of a head every so often, and never its end: no time-out between two bytes is ever reached."""
+    """Send one byte of a response head at intervals, without ever completing it, so that no timeout between two bytes
+    is reached.
+    """
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         until = time.monotonic() + seconds
@@ -67,7 +69,7 @@ def drip(seconds: float) -> Answer:
 
 @contextmanager
 def webhook_receiver(*answers: Answer, tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
-    """A receiver, until the block ends; with ``tls`` over HTTPS."""
+    """A receiver that runs until the block ends; with ``tls``, over HTTPS."""
     receiver = Receiver(answers=list(answers) or [status(204)])
     lock = threading.Lock()
 
@@ -105,7 +107,7 @@ def webhook_receiver(*answers: Answer, tls: ssl.SSLContext | None = None) -> Ite
 
 
 def hang(receiver: Receiver) -> Answer:
-    """Answer nothing until the receiver is released."""
+    """Send no response until the receiver is released."""
 
     def answer(_: BaseHTTPRequestHandler) -> None:
         receiver.released.wait(30)

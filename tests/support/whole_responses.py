@@ -1,4 +1,5 @@
-"""Requests of starlette's `TestClient` whose response is read as a whole, in one call to the thread that the application runs in.
+"""Requests of starlette's `TestClient` whose response is read as a whole, in one call to the thread in which the
+application runs.
 
 Its own way takes eight calls a request, each with two switches of threads: more than half of the time of most requests.
 """
@@ -15,13 +16,13 @@ import httpx2
 from starlette.testclient import TestClient, _TestClientTransport
 
 WHOLE = "mens.whole"
-"""Extension of a request whose response is not to be read piece by piece."""
+"""Extension of a request whose response is not read in pieces."""
 PORTS = {"http": 80, "https": 443}
 
 
 @contextmanager
 def whole_responses() -> Iterator[None]:
-    """Inside the block, what is not asked for with `TestClient.stream` is run as a whole."""
+    """In the block, requests that do not use `TestClient.stream` are run as a whole."""
     piecewise, request = _TestClientTransport.handle_request, TestClient.request
 
     def request_whole(self: TestClient, *arguments: Any, extensions: dict[str, Any] | None = None, **more: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Other people's programs that the tests run: fetched once into .tools/ (git-ignored), and only as they are pinned here."""
+"""Third-party programs that the tests run: downloaded once into .tools/ (git-ignored), and only in the versions pinned
+here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that system tests share: upload, create a job, wait for it, ask."""
+"""Steps that system tests share: upload, create a job, wait for it, chat."""
 
 from __future__ import annotations
 

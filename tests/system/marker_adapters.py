@@ -1,4 +1,4 @@
-"""Adapters that cannot be taken for one another: each answers in four letters of its own, whatever it is asked.
+"""Adapters that cannot be confused with one another: each answers with its own four letters, whatever the request.
 
 Which of the four comes next depends on everything before it, so the exact text also tells whose keys and values the engine
 read; one token is enough to tell whose weights it used.

@@ -1,4 +1,6 @@
-"""The load on marker adapters, what becomes of each request, and what an alias could have meant when it was asked."""
+"""The load on marker adapters, the outcome of each request, and the adapters to which an alias may have pointed at the
+time of the request.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JobLoad and misfortune for an installation: jobs that publish, callers, and a `kill -9` or a pause of a process drawn at random."""
+"""Load and faults for an installation: jobs that publish, callers, and a `kill -9` or a pause of a random process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An API and its replicas as processes of a test, which can be killed, paused and started again."""
+"""An API and its replicas as processes of a test, which can be killed, paused and restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An installation as on several machines: each process has a folder of its own, and they share a bucket, PostgreSQL and Valkey."""
+"""An installation as on several machines: each process has its own folder, and they share a bucket, PostgreSQL and
+Valkey.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aliases against the real vLLM: a split, a shadow, and the way back."""
+"""Aliases with the real vLLM: a split, a shadow, and a rollback."""
 
 from __future__ import annotations
 

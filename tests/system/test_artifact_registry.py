@@ -1,4 +1,6 @@
-"""An adapter through a real registry: ORAS' client pushes the exported layout, and what is pulled is the adapter, signature and all."""
+"""An adapter through a real registry: ORAS' client pushes the exported layout, and the pulled files are the adapter,
+including its signature.
+"""
 
 from __future__ import annotations
 

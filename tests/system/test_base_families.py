@@ -1,4 +1,4 @@
-"""Each base family that the README names: a tiny base of it is built, tuned, certified and served, in an installation of its own.
+"""Each base family in the README: a tiny base of it is built, tuned, certified and served, in a separate installation.
 
 What is served is held against transformers and PEFT alone, with the adapter's stored files on the base's: the same answers, word by word.
 For Qwen3.5, the family of the default base, the whole loop: a trainer that is killed and resumes, a merge, and the merged model served.

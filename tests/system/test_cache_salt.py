@@ -1,4 +1,4 @@
-"""The real vLLM's prefix cache: a tenant's prompt is found again by that tenant, and by no other."""
+"""The real vLLM's prefix cache: a cached prompt is reused only for the same tenant."""
 
 from __future__ import annotations
 

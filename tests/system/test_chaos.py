@@ -1,4 +1,4 @@
-"""kill -9 of each part in the middle of a job: it always ends with one succeeded job and one adapter."""
+"""kill -9 of each process during a job: it always ends with one successful job and one adapter."""
 
 from __future__ import annotations
 

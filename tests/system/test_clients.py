@@ -1,4 +1,4 @@
-"""Clients that nobody here wrote drive a real installation, each in an environment of its own: `tests/clients/` says how."""
+"""Third-party clients use a real installation, each in its own environment; see `tests/clients/`."""
 
 from __future__ import annotations
 

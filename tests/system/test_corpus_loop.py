@@ -1,5 +1,5 @@
-"""The whole loop on SmolLM2-135M-Instruct: the standard library's own source becomes rows, without the functions that are asked; the tuned model
-and its base answer, hidden tests in the sandbox judge, and the gate decides on the alias.
+"""The whole loop on SmolLM2-135M-Instruct: the standard library's source becomes rows, without the functions in the
+questions; the tuned model and its base answer, hidden tests in the sandbox judge, and the gate decides on the alias.
 
 ``pytest tests/system/test_corpus_loop.py -s`` prints the figures of docs/corpus-loop.md.
 """

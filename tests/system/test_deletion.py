@@ -1,4 +1,6 @@
-"""A model's end on a whole installation: refused while it is needed, gone everywhere, and trained again."""
+"""The deletion of a model in a whole installation: refused while it is needed, then removed everywhere, and trained
+again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's evals API over the whole installation: a worker that is killed in the middle of a run, with real answers."""
+"""OpenAI's evals API in a whole installation: a worker that is killed during a run, with real answers."""
 
 from __future__ import annotations
 

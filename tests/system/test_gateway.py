@@ -1,4 +1,4 @@
-"""The gateway and the adapter's way, against the real vLLM: equality, tampering, disconnects, merge."""
+"""The gateway and the path of an adapter, with the real vLLM: equality, tampering, disconnects, merge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Hostile requests by two tenants and by nobody to an API alone: no 5xx, bounded memory, and a calm caller who does not notice.
+"""Hostile requests by two tenants and without a key to an API alone: no 5xx, bounded memory, and another caller who is
+not affected.
 
 A thousand in `make test`, some thousand in `make long`; `test_hostile_users.py` sends what reaches a replica. ``-s`` prints the
 counts; docs/usage.md has those of one run.

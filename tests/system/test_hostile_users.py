@@ -1,4 +1,5 @@
-"""Users with a key who ask a real replica for its worst: no 5xx of ours, bounded memory, no process dead, and a calm caller who chats on.
+"""Hostile requests with a key to a real replica: no 5xx, bounded memory, no dead process, and another caller whose
+chats are not affected.
 
 Short grammars and expressions that are costly, messages that are malformed, streams, and callers who leave after the first line.
 Some hundred requests in `make test`, some thousand in `make long`; ``-s`` prints the counts, and docs/usage.md has those of one run.

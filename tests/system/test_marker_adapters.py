@@ -1,4 +1,4 @@
-"""Never the wrong adapter: two real replicas, more adapters than they have room for, and everything moves at once.
+"""Never the wrong adapter: two real replicas, more adapters than they have room for, and many changes at the same time.
 
 Under load one replica is killed and started again, the other is paused and then told to stop, aliases are moved, split and
 rolled back, jobs publish new adapters, and some callers ask for the prompt's log-probabilities, as a job's proof does. No answer

@@ -1,4 +1,6 @@
-"""Imports and merges through a whole installation: certified on the real vLLM and served; killed at random, and the same in the end."""
+"""Imports and merges in a whole installation: certified on the real vLLM and served; killed at random, with the same
+result.
+"""
 
 from __future__ import annotations
 

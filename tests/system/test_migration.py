@@ -1,4 +1,4 @@
-"""A tuned model moves from OpenAI, with every quirk of it, to an installation, and its program changes base URL and key alone.
+"""A tuned model moves from OpenAI, with all its quirks, to an installation; its program changes only base URL and key.
 
 Each command by itself is in `make test`: tests/openai_migration/commands.
 """

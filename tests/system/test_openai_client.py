@@ -1,4 +1,4 @@
-"""A stock OpenAI client, strict, drives everything: files, jobs, events, checkpoints, models, chat."""
+"""A stock OpenAI client with strict validation uses everything: files, jobs, events, checkpoints, models, chat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's own example programs, run as they are against a tuned model: base URL, key and model's name are all that changes.
+"""OpenAI's own example programs against a tuned model: only base URL, key and the model's name are changed.
 
 Among them are a chat, streams, tools, structured output and the Responses API.
 """

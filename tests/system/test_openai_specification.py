@@ -1,4 +1,4 @@
-"""What a real installation answers on OpenAI's routes is what OpenAI's own specification says that it is.
+"""A real installation's responses on OpenAI's routes match OpenAI's own specification.
 
 What the API answers without a model is checked in tests/api/openai/test_specification.py, what it answers of evals in test_examples.py.
 """

@@ -1,4 +1,4 @@
-"""Faults that a whole installation outlives: the cheap ones of the fault trials, each judged as there.
+"""Faults that a whole installation survives: the cheap fault trials, with the same verdicts.
 
 `python -m tests.system.fault_trials` makes all of them; `docs/faults.md` has their outcomes. `tests/worker/jobs/test_runner.py` has the same
 without an installation.

@@ -1,4 +1,4 @@
-"""What vLLM can do passes the gateway whole: tools, log-probabilities, structured output, usage, choices, responses.
+"""vLLM's features work through the gateway: tools, log-probabilities, structured output, usage, choices, responses.
 
 The client is OpenAI's, strict; the model is a tuned one that calls tools.
 """

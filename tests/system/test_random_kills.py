@@ -1,4 +1,5 @@
-"""kill -9 and pauses of random processes under load: nothing is lost, doubled, stuck, or different from what is equal to it.
+"""kill -9 and pauses of random processes under load: no job is lost, repeated or stuck, and equal jobs have equal
+results.
 
 `make test` kills each process once (`test_restarts.py`), Valkey and the API under a job (`test_chaos.py`), and trainer and worker in
 `tests/worker`. Five of them here, of which one is a pause that outlasts a lease. ``MENS_TEST_KILLS=100 pytest tests/system/test_random_kills.py -s``

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, a real model, through a whole installation, held against transformers and PEFT alone."""
+"""SmolLM2-135M-Instruct, a real model, in a whole installation, compared with transformers and PEFT alone."""
 
 from __future__ import annotations
 

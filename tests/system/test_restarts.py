@@ -1,4 +1,4 @@
-"""kill -9 of each process of an installation on one machine: every one is back within a stated time, and does its work again.
+"""kill -9 of each process of an installation on one machine: each is back within a stated time, and works again.
 
 Of a replica its engine is killed, with which it ends; its own process is in `make long`, under a job (`test_chaos.py`). So is supervisord
 here, with which all others end; `tests/cli/commands/test_up.py` kills one that runs programs of no weight.

@@ -1,4 +1,5 @@
-"""schemathesis sends what an OpenAPI document permits, and what it forbids: no 5xx, and nothing comes that is not declared.
+"""schemathesis sends requests that an OpenAPI document permits and requests that it forbids: no 5xx, and no undeclared
+response.
 
 The document is the API's own, and for requests to models OpenAI's too. Seeded and bounded. Requests to models go to the whole installation, so that vLLM has to take them; all others to an API with
 PostgreSQL of its own, where they may break what they find.

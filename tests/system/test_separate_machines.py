@@ -1,4 +1,5 @@
-"""No folder is shared: a bucket, PostgreSQL and Valkey carry the whole loop, and a job goes on on another machine.
+"""Without a shared folder, the whole loop runs on a bucket, PostgreSQL and Valkey, and a job continues on another
+machine.
 
 On one machine the same loop is in `make test` (`test_demo.py`), and so are the kills, most of them with no job at work
 (`test_restarts.py`, `test_chaos.py`); bucket and PostgreSQL are there by themselves.

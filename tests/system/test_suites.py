@@ -1,4 +1,6 @@
-"""Benchmark suites: lm-evaluation-harness as it is published, against a real installation, with a multiple-choice task of one's own."""
+"""Benchmark suites: the published lm-evaluation-harness against a real installation, with a custom multiple-choice
+task.
+"""
 
 from __future__ import annotations
 

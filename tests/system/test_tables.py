@@ -1,4 +1,4 @@
-"""From a table to an answering model: the commands of docs/corpus.md as printed, on SQLite and on real PostgreSQL."""
+"""From a table to a tuned model: the commands of docs/corpus.md as printed, on SQLite and on real PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real vLLM servers for the whole test session, of the base and of a merged model, and a client of the first."""
+"""Real vLLM servers for the whole test session, for the base and for a merged model, and a client of the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A real vLLM whose cache holds two of four adapters: files go and come while it answers, and the engine never misses one.
+"""A real vLLM whose cache holds two of four adapters: files are removed and fetched while it answers, and the engine
+never misses one.
 
 At last the engine computes nonsense: its health check turns red, and the replica ends.
 """

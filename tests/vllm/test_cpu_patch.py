@@ -1,4 +1,4 @@
-"""The patch of vLLM's CPU build: each row of a batch gets its own request's adapter, also where prompts are scored."""
+"""The patch of vLLM's CPU build: each row of a batch gets its own request's adapter, also when prompts are scored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A forced call that `max_tokens` or the end of the context cuts: the whole answer gives what its stream gives, with each parser a replica may choose."""
+"""A forced call that `max_tokens` or the end of the context truncates: the complete response has the same content as
+its stream, with each parser that a replica may choose.
+"""
 
 from __future__ import annotations
 

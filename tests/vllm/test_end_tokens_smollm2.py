@@ -1,4 +1,4 @@
-"""SmolLM2 whose config files name another end token than its template writes: its answers end as those of the right files."""
+"""SmolLM2 whose config files name a different end token from its template's: its answers end as with correct files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The patch for GPUs, as far as it can be tested without one: vLLM wraps every linear layer but the head."""
+"""The patch for GPUs, as far as it can be tested without one: vLLM wraps every linear layer except the head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costly grammars on a real vLLM: refused, ended with their caller, and nobody else waits for them."""
+"""Expensive grammars on a real vLLM: refused, ended when their caller disconnects, and no other request waits for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handoffs followed as a user would: the command for vLLM and the expression for transformers, as they stand in the file."""
+"""Handoffs used as a user would: the command for vLLM and the expression for transformers, exactly as in the file."""
 
 from __future__ import annotations
 

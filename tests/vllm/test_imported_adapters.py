@@ -1,4 +1,4 @@
-"""Others' adapters, imported and served: what they do to the model is what NumPy computes from their files."""
+"""Adapters of other programs, imported and served: their effect on the model is what NumPy computes from their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Adapters are loaded while others respond, more of them than there are slots: no response is lost or another adapter's."""
+"""Adapters are loaded during other requests, more than there are slots: no response is lost or comes from another
+adapter.
+"""
 
 from __future__ import annotations
 

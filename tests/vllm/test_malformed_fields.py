@@ -1,4 +1,6 @@
-"""Malformed fields: what the gateway lets through, the installed vLLM refuses with 4xx or answers. It never fails on it."""
+"""Malformed fields that the gateway lets through: the installed vLLM refuses them with a 4xx or answers, but never
+fails.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A merged model served as a base of its own: merged by the job's program, made a base by the command, measured, then offered."""
+"""A merged model served as a base: merged by the job's program, added as a base by the command, measured, then offered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Served against trained: vLLM's greedy tokens with an adapter are those of transformers and peft, and a merged model's too."""
+"""Serving compared with training: vLLM's greedy tokens with an adapter, and those of a merged model, equal those of
+transformers and peft.
+"""
 
 from __future__ import annotations
 

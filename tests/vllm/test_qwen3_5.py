@@ -1,4 +1,5 @@
-"""Qwen3.5 on the real vLLM, which needs torchvision for it and has none here: text-only, and with a vision part as on the hub.
+"""Qwen3.5 on the real vLLM, which needs torchvision for it and does not have it here: text-only, and with a vision part
+as on the hub.
 
 Reference: transformers and PEFT alone, in bfloat16, which is all that vLLM computes linear attention in on a CPU.
 """

@@ -1,4 +1,4 @@
-"""What vLLM takes from transformers for Qwen3.5 is there without torchvision, and is the same function."""
+"""The function that vLLM takes from transformers for Qwen3.5 exists without torchvision, and is the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tool choices: a forced call is held to its function's schema with each parser that a replica may choose, or refused."""
+"""Tool choices: a forced call must follow its function's schema with each parser that a replica may choose, or is
+refused.
+"""
 
 from __future__ import annotations
 

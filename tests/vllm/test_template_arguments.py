@@ -1,4 +1,4 @@
-"""Template arguments on a real replica: its token ids are the trainer's, through ``/tokenize`` and through the front door."""
+"""Template arguments on a real replica: its token ids are the trainer's, through ``/tokenize`` and through the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tool calls on real replicas: a call that is written as in training is read, whatever the model would rather write."""
+"""Tool calls on real replicas: a call in the format of training is parsed, whatever the model itself would generate."""
 
 from __future__ import annotations
 

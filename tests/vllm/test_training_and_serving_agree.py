@@ -1,4 +1,4 @@
-"""One chat, written as a training row and sent as a request: trainer and replica write the same text, with every template.
+"""One chat as a training row and as a request: trainer and replica render the same text, with every template.
 
 The trainer's side is Mens' own; the replica's is the API, vLLM's parsing of requests and transformers' chat templating.
 """

@@ -1,4 +1,4 @@
-"""Usage in the real server's responses, as the gateway's taps read it, and the responses that the taps let through."""
+"""Usage in the real server's responses, as the gateway's taps read it, and the responses that the taps forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Structured output of the installed vLLM: JSON fits its schema, and cannot go on for ever with white space."""
+"""Structured output of the installed vLLM: JSON matches its schema, and cannot continue indefinitely with white space."""
 
 from __future__ import annotations
 

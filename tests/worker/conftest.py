@@ -1,4 +1,4 @@
-"""Tiny base models, finished runs and installations for the worker's tests; what is slow to make is made once a session."""
+"""Tiny base models, finished runs and installations for the worker's tests; slow ones are made once per session."""
 
 from __future__ import annotations
 

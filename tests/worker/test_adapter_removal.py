@@ -1,4 +1,4 @@
-"""The rounds that carry out deletions, with fake replicas and a real database and storage."""
+"""The periodic processing of deletions, with fake replicas and a real database and storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Celery application: every scheduled task exists, and never waits behind jobs."""
+"""The Celery application: every scheduled task exists, and none waits behind jobs."""
 
 from __future__ import annotations
 

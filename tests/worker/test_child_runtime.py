@@ -1,4 +1,4 @@
-"""Exit codes, signals and error files, as engine and worker have agreed on."""
+"""Exit codes, signals and error files, as agreed between trainer and worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dequantised twin: bit for bit the weights that training computes with, and everything else untouched."""
+"""The dequantised twin: bit for bit the weights with which training computes, and everything else unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An exported adapter is the trained one: peft loads it by itself, with the same logits to the bit."""
+"""An exported adapter is the trained one: peft alone loads it, with exactly the same logits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A full disk wherever the trainer writes: the attempt fails with its code, leaves nothing half-written that counts, and the
-next one goes on to the same bytes.
+"""A full disk wherever the trainer writes: the attempt fails with its code and leaves no incomplete file that counts,
+and the next one continues to the same bytes.
 """
 
 from __future__ import annotations

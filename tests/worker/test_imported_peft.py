@@ -1,4 +1,6 @@
-"""A PEFT folder, imported, computes what PEFT computes with the folder itself, and what PEFT loads in part is refused."""
+"""An imported PEFT folder computes what PEFT computes with the folder itself; a folder that PEFT would load only in
+part is refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a child program imports first, and what that leaves out."""
+"""The first imports of a child program, and what they leave out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker finds out about its machine, and that it tells it."""
+"""What a worker detects about its machine, and that it reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The merge: the same logits without an adapter, a folder that any reader takes, and no doubt about what went in."""
+"""The merge: the same logits without an adapter, a folder that every reader accepts, and verified inputs."""
 
 from __future__ import annotations
 

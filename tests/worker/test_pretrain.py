@@ -1,4 +1,4 @@
-"""The tiny base model: a folder that every reader takes, a template that marks labels, the same bytes for a seed."""
+"""The tiny base model: a folder that every reader accepts, a template that marks labels, the same bytes for a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probe chats: the trainer's own code and transformers agree on every one, and templates may refuse some."""
+"""Probe chats: the trainer's own code and transformers agree on each, and templates may refuse some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs of a run folder, as they are kept with a job."""
+"""Logs of a run folder, as stored with a job."""
 
 from __future__ import annotations
 

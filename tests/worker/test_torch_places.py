@@ -1,4 +1,4 @@
-"""The unit tier of the worker's tests loads no torch, neither to collect a test nor to run one."""
+"""The unit tests of the worker import no torch, neither when they are collected nor when they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher of several processes, with small stand-ins for the engine: to the worker they are one engine.
+"""The launcher of several processes, with small programs in place of the trainer: the worker sees them as one process.
 
 ``make test`` has one ending of each kind: a stop, a coded error, a kill from outside and one by the worker.
 """

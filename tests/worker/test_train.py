@@ -1,4 +1,4 @@
-"""The trainer: what it learns, how it stops, and that a resumed run is the uninterrupted one, byte for byte."""
+"""The trainer: what it learns, how it stops, and that a resumed run equals the uninterrupted one, byte for byte."""
 
 from __future__ import annotations
 

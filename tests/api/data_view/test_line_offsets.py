@@ -1,4 +1,4 @@
-"""Offsets of lines are where Python finds them, whatever was asked before."""
+"""Offsets of lines equal those that Python computes, whatever was requested before."""
 
 from __future__ import annotations
 

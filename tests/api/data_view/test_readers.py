@@ -1,4 +1,4 @@
-"""Contained processes: kept for the next page, ended when a template does not end, confined, and ended when idle."""
+"""Contained processes: kept for the next page, confined, and ended when idle or when a template does not end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports on files: kept when they are made, whether or not their caller asks again, within a bound; errors for a minute."""
+"""Reports on files: a limited number is kept, even if their callers do not ask again; errors are kept for a minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pages of rows are bounded in bytes, time and tokens, whatever the lines are, and the next page goes on where one ended."""
+"""Pages of rows are limited in bytes, time and tokens, whatever the lines are, and each page continues where the last
+one ended.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Turns of readings: one of a tenant at a time, another tenant's beside it, and an answer for who waits too long."""
+"""Long reads: one at a time for each tenant, concurrently for different tenants, and an error for a caller that waits
+too long.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cache salts: one for each tenant, and never the caller's own in plain."""
+"""Cache salts: one for each tenant, and the caller's own is never sent in plain text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lookup cache on both databases: a change is never hidden by it, and it bridges a short outage."""
+"""The lookup cache on both databases: it never hides a change, and it bridges a short outage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request validation: requests that cannot be meant are refused before they reach a replica, and no others are."""
+"""Request validation: requests that are certainly mistakes are refused before they reach a replica, and no others."""
 
 from __future__ import annotations
 

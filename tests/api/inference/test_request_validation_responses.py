@@ -1,4 +1,4 @@
-"""Validation of requests to /v1/responses: nothing is stored, and what would need a stored response is refused."""
+"""Validation of requests to /v1/responses: nothing is stored, and requests that need a stored response are refused."""
 
 from __future__ import annotations
 

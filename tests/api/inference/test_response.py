@@ -1,4 +1,4 @@
-"""A proxied response: passed on piece by piece, counted once, closed however it ends."""
+"""A proxied response is forwarded piece by piece, counted once, and closed however it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape of responses: null where OpenAI has nothing is left out, in fields and never in texts."""
+"""The shape of responses: nulls that OpenAI omits are removed, in fields and never inside texts."""
 
 from __future__ import annotations
 

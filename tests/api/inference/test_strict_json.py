@@ -1,4 +1,4 @@
-"""What Python's parser takes for JSON and no route may meet."""
+"""Input that Python's parser accepts as JSON, but that no route may process."""
 
 from __future__ import annotations
 

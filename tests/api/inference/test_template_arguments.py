@@ -1,4 +1,4 @@
-"""Template arguments of adapters at the front door: defaults of each chosen adapter, under what a request says."""
+"""Template arguments of adapters in the API: the defaults of the chosen adapter, overridden by a request's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Usage and limits on the whole way of a request, to a fake replica that reports usage as vLLM does."""
+"""Usage and limits over the whole path of a request, to a fake replica that reports usage as vLLM does."""
 
 from __future__ import annotations
 

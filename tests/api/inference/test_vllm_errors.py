@@ -1,4 +1,6 @@
-"""A replica's error responses in the API's shape: vLLM's message and status, a stable code, and only the caller's own faults."""
+"""A replica's error responses in the API's shape: vLLM's message and status, a stable code, and only faults of the
+caller's own request.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Refusals in one sentence: which field of the request they are about. The texts are vLLM 0.32.0's; the last tests check that."""
+"""Refusals in one sentence: the field of the request to which they refer. The messages are vLLM 0.32.0's; the last
+tests check that.
+"""
 
 from __future__ import annotations
 

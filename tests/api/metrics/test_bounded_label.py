@@ -1,4 +1,4 @@
-"""Values of a label: those of the operator, the first of the others, and no more whoever sends what."""
+"""Values of a label: those that the operator names, the first few others, and no more, whatever callers send."""
 
 from __future__ import annotations
 

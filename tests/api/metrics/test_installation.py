@@ -1,4 +1,4 @@
-"""What is read of the installation at a scrape: jobs and queue of the real database, replicas of the pool."""
+"""Values read from the installation at a scrape: jobs and queue of the real database, replicas of the pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What an API process counts of requests, read from its registry after real requests; nobody can make it count without bound."""
+"""The request metrics of an API process, read from its registry after real requests; callers cannot create an unlimited
+number of series.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Migrations only expand: a process of the release before goes on writing and reading while the schema is already the next one's.
+"""Migrations only expand: a process of the previous release can still write and read on the next release's schema.
 
 The schemas are read from the database, before and after each migration, so it does not matter how a migration is written.
 """

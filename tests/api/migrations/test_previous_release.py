@@ -1,4 +1,4 @@
-"""The release before works on the schema of now: its own tests of `shared/database/`, where all SQL is, pass on it.
+"""The previous release works on the current schema: its own tests of `shared/database/`, where all SQL is, pass on it.
 
 `previous_release.tar.xz` has that release's `shared/` and those tests (docs/extending.md says how it is made). Where they make a database,
 this tree's migrations make it, in a process of their own: no code of the two releases meets in one. `make test` has the rule that

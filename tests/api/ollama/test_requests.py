@@ -1,4 +1,4 @@
-"""Ollama's requests, without a replica: the body that each becomes, and which are refused."""
+"""Ollama's requests, without a replica: the body into which each is translated, and the refused ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's fine-tuning API: auto values, overrides, what is refused, and the translation of each state."""
+"""OpenAI's fine-tuning API: auto values, overrides, refusals, and the translation of each state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the API answers by itself on OpenAI's routes is as OpenAI's specification has it; what a model answers: tests/system/test_openai_specification.py."""
+"""Responses of the API itself on OpenAI's routes match OpenAI's specification; for responses of models, see
+tests/system/test_openai_specification.py.
+"""
 
 from __future__ import annotations
 

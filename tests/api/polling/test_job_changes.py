@@ -1,4 +1,4 @@
-"""The stream of all jobs: each change once, to its own tenant, and one reader for all."""
+"""The stream of all jobs: each change is sent once, to its own tenant, by one reader for all streams."""
 
 from __future__ import annotations
 

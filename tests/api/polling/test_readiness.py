@@ -1,4 +1,4 @@
-"""Readiness: one question to the database and one to Valkey for all who ask within a second."""
+"""Readiness: one query to the database and one to Valkey per second, however many clients ask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DELETE /v1/models/{id} as a caller sees it: the response, what is gone at once, and what is kept."""
+"""DELETE /v1/models/{id} as a caller sees it: the response, what is removed immediately, and what is kept."""
 
 from __future__ import annotations
 

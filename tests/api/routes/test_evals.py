@@ -1,4 +1,4 @@
-"""OpenAI's evals API with the stock client, strictly validated; what is refused before anything is asked; tenants."""
+"""OpenAI's evals API with the stock client, strictly validated; refusals before any request to a model; tenants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graders over the API, with the stock client: rewards, errors by their flags, and who pays for models that judge."""
+"""Graders over the API, with the stock client: rewards, errors by their flags, and the usage of models that judge."""
 
 from __future__ import annotations
 

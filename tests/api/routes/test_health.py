@@ -1,4 +1,4 @@
-"""Liveness and readiness, which everybody may ask for as often as they like."""
+"""Liveness and readiness, which anyone may request at any rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Event streams: limited by key, authenticated again while they last, and cheap for everybody else."""
+"""Event streams: limited by key, authenticated again while they last, and cheap for the other callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET /v1/jobs/{id}/metrics: curves with every extreme, CSV with every step, and nothing new for an ETag."""
+"""GET /v1/jobs/{id}/metrics: curves with every extreme, CSV with every step, and a 304 for an unchanged ETag."""
 
 from __future__ import annotations
 

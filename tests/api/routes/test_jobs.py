@@ -1,4 +1,4 @@
-"""The native API of jobs: create, idempotency, ETag, events as a stream, and what is refused."""
+"""The native API of jobs: create, idempotency, ETag, events as a stream, and refusals."""
 
 from __future__ import annotations
 

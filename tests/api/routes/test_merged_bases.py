@@ -1,4 +1,4 @@
-"""A merged model is offered under its name once a replica that serves it was measured, and while none has failed."""
+"""A merged model is offered under its name after a replica that serves it has passed, and while none has failed."""
 
 from __future__ import annotations
 

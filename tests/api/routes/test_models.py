@@ -1,4 +1,4 @@
-"""Lists of models and adapters: pages, and what they cost while adapters become more."""
+"""Lists of models and adapters: pages, and their cost as the number of adapters grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/names, and requests by foreign names: who answers, under which name, for which tenant."""
+"""/v1/names, and requests by foreign names: the answering adapter, the name in the response, and tenants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""POST /v1/plans:compare: settings that differ with their sources, results, the baseline, and what is not compared."""
+"""POST /v1/plans:compare: settings that differ with their sources, results, the baseline, and fields that are not
+compared.
+"""
 
 from __future__ import annotations
 

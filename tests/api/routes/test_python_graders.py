@@ -1,4 +1,4 @@
-"""Python graders over the API, with the stock client: they run in a sandbox, and one tenant's hold up no other's."""
+"""Python graders over the API, with the stock client: they run in a sandbox, and one tenant's do not delay another's."""
 
 from __future__ import annotations
 

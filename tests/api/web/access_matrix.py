@@ -1,4 +1,4 @@
-"""The access matrix: for each route the role that it requires, and whose objects it reads or changes.
+"""The access matrix: for each route, the required role, and whose objects it reads or changes.
 
 docs/tenants.md says the same in words. A route that is missing here fails `test_access.py`.
 """

@@ -1,4 +1,4 @@
-"""The access matrix: every route, for every kind of caller, with objects of their own tenant, of another and of none.
+"""The access matrix: every route, for every kind of caller, with objects of its own tenant, of another and of none.
 
 A refused request must have changed nothing, and another tenant's object must look exactly like one that does not exist.
 """

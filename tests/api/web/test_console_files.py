@@ -1,4 +1,4 @@
-"""The console's files lie under the digest of all of them, and the page names it."""
+"""The console's files are under the digest of all of them, and the page names that digest."""
 
 from __future__ import annotations
 

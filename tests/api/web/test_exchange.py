@@ -1,4 +1,6 @@
-"""Few wrappers are entered for a request: each one is entered by every request and, where it sends, by every message."""
+"""Each request enters only a few ASGI wrappers: every request enters each of them, and so does every message of a
+wrapper that sends.
+"""
 
 from __future__ import annotations
 

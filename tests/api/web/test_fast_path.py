@@ -1,4 +1,4 @@
-"""The fast path: skips FastAPI's routing and dependencies for simple routes, and none of the checks."""
+"""The fast path skips FastAPI's routing and dependencies for simple routes, but none of the checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Job polls: unchanged jobs cost the database nothing, and nobody sees another tenant's job or an old state of its own change."""
+"""Job polls: unchanged jobs cause no query, and no caller sees another tenant's job or a state older than its own
+change.
+"""
 
 from __future__ import annotations
 

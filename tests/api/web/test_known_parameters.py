@@ -1,4 +1,6 @@
-"""Query parameters that a route does not have: refused with the nearest name, or ignored for clients of others' APIs."""
+"""Query parameters that a route does not have: refused with the most similar name, or ignored for clients of other
+APIs.
+"""
 
 from __future__ import annotations
 

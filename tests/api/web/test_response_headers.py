@@ -1,4 +1,6 @@
-"""The state of a key's limits is on every answer of a route to models, whoever refused it, and on no other."""
+"""Every response of a route to models has the state of the key's limits, whichever layer refused it, and no other
+response has it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A stage's parts within its time: what was not done, failed or missed is said, and makes the command fail."""
+"""The parts of a stage within its time: the command names parts that were not done, failed or missed a goal, and then
+fails.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels by their names: those that CUDA's libraries, Triton and bitsandbytes give, as their sources have them."""
+"""Classification of kernels by the names that CUDA's libraries, Triton and bitsandbytes give them in their sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limit of the stage that runs out of memory: the longest row fits, a step's rows together do not."""
+"""The memory limit of the stage that runs out of memory: the longest row fits, the rows of a step together do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stages are those of the plan, on their page, and their parts those of the programs."""
+"""The stages are those of the plan and of the documentation, and their parts are those of the programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converted rows beside other libraries' own reading of the same files: `datasets` 5 and TRL."""
+"""Converted rows compared with other libraries' own reading of the same files: `datasets` 5 and TRL."""
 
 from __future__ import annotations
 

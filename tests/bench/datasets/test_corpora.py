@@ -1,4 +1,4 @@
-"""The texts and chats that benches make are training files that the product takes."""
+"""The texts and chats that benches make are training files that the product accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows with planted copies: a training file, whose copies are counted when they are left out."""
+"""Rows with planted copies: a training file whose copies are counted when they are left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The peers' environment: what its lock pins, and what is said when it cannot be installed."""
+"""The peers' environment: the versions that its lock pins, and the message if it cannot be installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch's allocator, simulated: by the sizes in `CUDACachingAllocator.cpp`."""
+"""The simulation of torch's allocator, with the sizes in `CUDACachingAllocator.cpp`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counter of operations: what is work, what it moves, and what is alive."""
+"""The counter of operations: which operations count as work, the bytes that they move, and the live tensors."""
 
 from __future__ import annotations
 

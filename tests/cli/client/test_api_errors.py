@@ -1,4 +1,4 @@
-"""Errors of an API as a command shows them: the same fields always, and the remedy once."""
+"""API errors as commands show them: always the same fields, and the remedy once."""
 
 from __future__ import annotations
 

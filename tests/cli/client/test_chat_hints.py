@@ -1,4 +1,6 @@
-"""The command that chats with a job's adapter, and why an answer is empty: both know the system turn of the training."""
+"""The command to chat with a job's adapter, and the reason for an empty answer: both use the system turn of the
+training.
+"""
 
 from __future__ import annotations
 

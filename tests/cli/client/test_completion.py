@@ -1,4 +1,4 @@
-"""Completion of ids and names, against a real API on a real socket, and as a shell asks for it."""
+"""Completion of ids and names, against a real API on a real socket, and as a shell requests it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a finished job says of its gates and its alias."""
+"""What a finished job shows about its gates and its alias."""
 
 from __future__ import annotations
 

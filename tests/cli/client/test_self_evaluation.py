@@ -1,4 +1,4 @@
-"""The last lines of a job: what was measured, and a wrong answer of each kind."""
+"""The last lines of a job: the measurements, and a wrong answer of each kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags of the original command line: a field each, or a sentence that says what took their place."""
+"""Flags of the original command line: each sets a field, or the error names its replacement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mens demo`: which lesson runs where. The loops themselves: tests/system/test_demo.py."""
+"""`mens demo`: which lesson runs on which machine. The loops themselves: tests/system/test_demo.py."""
 
 from __future__ import annotations
 

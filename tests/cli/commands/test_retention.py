@@ -1,4 +1,6 @@
-"""``mens retention`` lists what the policy removes, and removes it with --apply; so does the worker's own command."""
+"""``mens retention`` lists what the policy would remove, and removes it with --apply; the worker's own command does the
+same.
+"""
 
 from __future__ import annotations
 

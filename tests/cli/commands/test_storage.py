@@ -1,4 +1,4 @@
-"""``mens storage verify`` names what is missing, and its status says whether anything is."""
+"""``mens storage verify`` names missing objects, and its exit status shows whether there are any."""
 
 from __future__ import annotations
 

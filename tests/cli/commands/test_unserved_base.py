@@ -1,4 +1,6 @@
-"""A base of the catalogue that the installation's replica does not serve: the API and ``mens`` name what is served and the command."""
+"""A base of the catalogue that no replica of the installation serves: the API and ``mens`` name the served base and the
+command.
+"""
 
 from __future__ import annotations
 

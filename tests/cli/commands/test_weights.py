@@ -1,4 +1,4 @@
-"""Which weights `mens up` serves: the rule for `auto`, the twin that is made once, and what is said of it."""
+"""Which weights `mens up` serves: the rule for `auto`, the twin that is made once, and the messages about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of other programs: the chat that each says, the account of what was done, and nothing but a coded reason else."""
+"""Rows of other programs: the resulting chat, the account of the conversion, and a coded reason for every dropped row."""
 
 from __future__ import annotations
 

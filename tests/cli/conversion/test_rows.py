@@ -1,4 +1,6 @@
-"""OpenAI's rows as Mens' rows: a row of the table, a test; and for any row: accounted for once, and a fixed point."""
+"""OpenAI's rows as Mens's rows: one test for each row of the table; and for all rows: each is accounted for once, and
+converting again changes nothing.
+"""
 
 from __future__ import annotations
 

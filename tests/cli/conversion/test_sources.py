@@ -1,4 +1,6 @@
-"""Files in every form: each row found once with its line, and the same rows as independent readers find; memory stays bounded."""
+"""Files in every format: each row is found once with its line, and equals the row of independent readers; memory stays
+bounded.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a right answer, and that lessons have what they name."""
+"""Which answers count as right, and that everything that lessons name exists."""
 
 from __future__ import annotations
 

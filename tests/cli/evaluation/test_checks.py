@@ -1,4 +1,4 @@
-"""``--check``: graders by short names."""
+"""``--check``: short names of graders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that ``mens eval run`` takes: rows of several shapes, and eval files with graders."""
+"""Files that ``mens eval run`` accepts: rows of several shapes, and eval files with graders."""
 
 from __future__ import annotations
 

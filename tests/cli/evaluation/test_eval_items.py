@@ -1,4 +1,4 @@
-"""Items of the tenant's evals, through the API: none of them is in a mix that asks for it."""
+"""Items of the tenant's evals, read through the API: a mix that names them contains none of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's page: what passed, by how much, what could have been seen, and the worst items."""
+"""A run's page: what passed and by how much, the smallest detectable difference, and the worst items."""
 
 from __future__ import annotations
 

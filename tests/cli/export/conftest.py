@@ -1,4 +1,4 @@
-"""An adapter that was downloaded, and one that can be."""
+"""A downloaded adapter, and one that can be downloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mens adapter export``: from a real API into a folder, every byte checked on the way."""
+"""``mens adapter export``: from a real API into a folder, with every byte verified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layouts: the adapter's own bytes under the names that other programs look for."""
+"""Export formats: the adapter's own bytes under the file names that other programs expect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``external_serving_handoff_v1.json``: the original's closed schema, and what each runtime is told."""
+"""``external_serving_handoff_v1.json``: the original's closed schema, and the instructions for each runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mens adapter push``: the hub's own client commits the adapter, whole, to a hub on loopback."""
+"""``mens adapter push``: the hub's own client commits the complete adapter to a hub on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What `mens base add` refuses at once, each with its code; `mens plan` finds the same in a base that a catalogue has already."""
+"""Bases that `mens base add` refuses, each with its code; `mens plan` finds the same faults in a base that is already
+in a catalogue.
+"""
 
 from __future__ import annotations
 

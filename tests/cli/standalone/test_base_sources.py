@@ -1,4 +1,4 @@
-"""`mens base add`: a folder, or a hub repository whose branch or tag is resolved once; names, next steps, and what is refused."""
+"""`mens base add`: a folder, or a hub repository whose branch or tag is resolved once; names, next steps, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The cause of a failed start, out of logs that vLLM 0.32 has really written (`tests/cli/standalone/logs`), and of ours."""
+"""The cause of a failed start, extracted from logs that vLLM 0.32 really wrote (`tests/cli/standalone/logs`), and from
+ours.
+"""
 
 from __future__ import annotations
 

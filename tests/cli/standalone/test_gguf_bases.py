@@ -1,4 +1,4 @@
-"""`mens base add --path FILE.gguf`: the base's folder is Mens' own, and the catalogue says what it was made of."""
+"""`mens base add --path FILE.gguf`: Mens creates the base's folder, and the catalogue records the source file."""
 
 from __future__ import annotations
 

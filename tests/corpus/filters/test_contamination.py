@@ -1,4 +1,4 @@
-"""Contamination: items that were planted whole, cut or reordered are found, quoted boilerplate is not."""
+"""Contamination: planted items are found whole, truncated or reordered; quoted boilerplate is not reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Duplicates of a mix: the best of equal rows stays, and near duplicates fall with their equals."""
+"""Duplicates in a mix: the best of equal rows stays, and near duplicates of a removed row are removed too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Personal data: each form is found in each place, what only looks like it is not, and no text takes long."""
+"""Personal data: each form is found in each place, similar text is not reported, and no text takes long."""
 
 from __future__ import annotations
 

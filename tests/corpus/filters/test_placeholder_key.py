@@ -1,4 +1,6 @@
-"""The key of placeholders: the environment's, or one that is made once, for its owner only, whatever the number of processes."""
+"""The key of placeholders: from the environment, or created once, readable only by its owner, whatever the number of
+processes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redactors by name: own ones, files of rules, and the example of docs/extending.md as an installed package."""
+"""Redactors by name: built-in ones, files of rules, and the example of docs/extending.md as an installed package."""
 
 from __future__ import annotations
 

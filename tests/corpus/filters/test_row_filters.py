@@ -1,4 +1,4 @@
-"""Filters of rows: which are left out, which are changed, and what of a row is never touched."""
+"""Row filters: which rows are left out, which are changed, and the parts of a row that never change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redaction: the user's rules, on what was written, and never on a row's structure."""
+"""Redaction with the user's rules: applied to texts, and never to a row's structure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets: all that are planted are found, our own pages and sources hold none, and no text takes long."""
+"""Secrets: all planted ones are found, our own pages and sources contain none, and no text takes long."""
 
 from __future__ import annotations
 

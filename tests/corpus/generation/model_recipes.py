@@ -1,4 +1,4 @@
-"""Recipes with models, run against a server on loopback."""
+"""Recipes that use models, run against a server on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds of a budget hold with requests in flight, and a request waits while others could leave enough for it."""
+"""The limits of a budget hold with requests in flight; a request waits while those in flight may leave enough for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Generated rows: row i is row i, samplers have their distributions, bad recipes have a code and leave no index."""
+"""Generated rows: row i never depends on other rows, samplers have their distributions, and invalid recipes have a code
+and leave no index.
+"""
 
 from __future__ import annotations
 

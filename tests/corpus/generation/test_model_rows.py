@@ -1,4 +1,6 @@
-"""Rows with answers of models: no request is sent twice, whatever happens; budgets hold; keys and people's data reach no file."""
+"""Rows with answers of models: no request is sent twice, whatever happens; budgets hold; keys and personal data are
+written to no file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store of responses: what was written is found again after a kill, and a fault of the disk leaves no half line."""
+"""The store of responses: written responses are found after a kill, and a disk fault leaves no incomplete line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training rows with code in their answers."""
+"""Training rows whose answers contain code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics: rows by source and origin, variety, and a note when synthetic rows are poorer than people's."""
+"""Statistics: rows by source and origin, variety, and a note if synthetic rows are less varied than people's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Validation: every row is in one of the two files; code that cannot be read is out, parts of programs are in."""
+"""Validation: every row is in one of the two files; code that cannot be parsed is rejected, parts of programs are
+accepted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixes in a folder, run in this process or in several."""
+"""Mix files in a folder, run in this process or in several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mix: weights, order, lanes, duplicates, holdout, shares, provenance; and equal bytes however it runs."""
+"""The mix: weights, order, lanes, duplicates, held-out rows, shares, provenance; and equal bytes however it runs."""
 
 from __future__ import annotations
 

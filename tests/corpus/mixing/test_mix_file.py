@@ -1,4 +1,4 @@
-"""Mix files: every fault is named with its field and line."""
+"""Mix files: every fault is reported with its field and line."""
 
 from __future__ import annotations
 

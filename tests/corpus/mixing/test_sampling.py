@@ -1,4 +1,4 @@
-"""Sampling by hashes: copies of a weight, and places that do not depend on other rows."""
+"""Sampling by hashes: the copies for a weight, and positions that do not depend on other rows."""
 
 from __future__ import annotations
 

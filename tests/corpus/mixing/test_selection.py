@@ -1,4 +1,4 @@
-"""Shares and the most rows: no source has more than its share, and no row is left out without need."""
+"""Shares and the maximum number of rows: no source exceeds its share, and no row is left out unnecessarily."""
 
 from __future__ import annotations
 

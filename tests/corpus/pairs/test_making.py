@@ -1,4 +1,6 @@
-"""Stage pairs: every answer passes its checker, faults are the checker's own, equal units give equal bytes."""
+"""The stage pairs: every answer passes its checker, faults are reported by the checker, and equal units give equal
+bytes.
+"""
 
 from __future__ import annotations
 

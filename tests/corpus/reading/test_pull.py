@@ -1,4 +1,6 @@
-"""Pulls of a table: each version once, each bad input with its code, nothing personal on the disk, on both databases."""
+"""Pulls of a table: each version once, a code for each invalid input, and no personal data on the disk, on both
+databases.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eight writers insert and update on real PostgreSQL while pulls run and are killed: each version arrives once."""
+"""Eight writers insert and update on real PostgreSQL while pulls run and are killed: each version is read exactly once."""
 
 from __future__ import annotations
 

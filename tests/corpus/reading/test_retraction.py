@@ -1,4 +1,4 @@
-"""Retraction: a key never comes again, whatever the table does; the files with its rows are named."""
+"""Retraction: a retracted key is never pulled again, whatever the table does; the files with its rows are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Versions of keys: the last event of each decides, in little memory; a version that a filter leaves out ends those before it."""
+"""Versions of keys: the last event of each key decides, with little memory; a version that a filter leaves out replaces
+the earlier ones.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage extract: equal bytes for any number of processes and after kills; hostile files cost only themselves."""
+"""The stage extract: equal bytes for any number of processes and after kills; a hostile file affects only itself."""
 
 from __future__ import annotations
 

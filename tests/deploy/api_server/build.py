@@ -1,4 +1,4 @@
-"""Builds the API server of Kubernetes from Debian's source: ``python -m tests.deploy.api_server.build FOLDER``.
+"""Build the API server of Kubernetes from Debian's source: ``python -m tests.deploy.api_server.build FOLDER``.
 
 Nothing of it is installed, and no root is needed: apt downloads packages and source into the folder and checks Debian's signatures. At the
 end the folder has ``kube-apiserver`` and ``etcd``; the tests want the first one's path in ``MENS_TEST_KUBE_APISERVER``. On two cores

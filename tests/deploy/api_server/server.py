@@ -1,4 +1,6 @@
-"""An API server of Kubernetes for tests: etcd and kube-apiserver on loopback, without a node or a controller, gone at the end."""
+"""A Kubernetes API server for tests: etcd and kube-apiserver on loopback, without nodes or controllers, removed at the
+end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An export: everything is fetched once, whatever OpenAI's quirks, and being killed anywhere changes nothing."""
+"""An export: everything is downloaded once, whatever OpenAI's quirks, and a kill at any point changes nothing."""
 
 from __future__ import annotations
 

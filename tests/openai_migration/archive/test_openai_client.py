@@ -1,4 +1,4 @@
-"""Requests to OpenAI: retries, waits, refusals, and a key that is nowhere but in its header."""
+"""Requests to OpenAI: retries, waits, refusals, and a key that appears only in its header."""
 
 from __future__ import annotations
 

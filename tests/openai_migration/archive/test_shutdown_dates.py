@@ -1,4 +1,4 @@
-"""When a tuned model ends: its own date wins over the table, and a date that has passed is one."""
+"""The shutdown date of a tuned model: its own date takes precedence over the table, even if it has passed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mens migrate openai``: what its steps print and write, what they never send, and where the key is not."""
+"""``mens migrate openai``: what its steps print and write, what they never send, and where the key never appears."""
 
 from __future__ import annotations
 

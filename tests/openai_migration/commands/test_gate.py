@@ -1,4 +1,6 @@
-"""``mens migrate openai gate``: real answers of an installation against recorded ones, what is written, and how it ends."""
+"""``mens migrate openai gate``: real answers of an installation against recorded ones, the written files, and the exit
+codes.
+"""
 
 from __future__ import annotations
 

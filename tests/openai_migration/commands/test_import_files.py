@@ -1,4 +1,6 @@
-"""``mens migrate openai import``: files become an archive that every later step takes, or are refused with their lines."""
+"""``mens migrate openai import``: files become an archive that every later step accepts, or are refused with their
+lines.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``mens migrate openai report``: one page from any steps, offline, in which no text of an answer is markup."""
+"""``mens migrate openai report``: one page from any of the steps, offline, in which no text of an answer becomes
+markup.
+"""
 
 from __future__ import annotations
 

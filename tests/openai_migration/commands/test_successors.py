@@ -1,4 +1,4 @@
-"""``mens migrate openai plan | train | switch`` on a real API; the tests do what a worker and a gate would do."""
+"""``mens migrate openai plan | train | switch`` on a real API; the tests take the place of the worker and the gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A set of digests has what was added, and takes eight bytes for each."""
+"""A set of digests contains what was added, and takes eight bytes for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converting files: every line is accounted for, what is lost is said, what is written passes `mens data check`."""
+"""Converting files: every line is accounted for, losses are reported, and the output passes `mens data check`."""
 
 from __future__ import annotations
 

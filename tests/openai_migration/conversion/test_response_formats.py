@@ -1,4 +1,4 @@
-"""Schemas that an installation would refuse are known at the conversion, without vLLM; and as vLLM refuses them."""
+"""Schemas that an installation would refuse are found at the conversion, without vLLM, by the same rules as vLLM's."""
 
 from __future__ import annotations
 

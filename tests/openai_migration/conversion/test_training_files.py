@@ -1,4 +1,6 @@
-"""Which files are converted: those of jobs, with originals for what could not be downloaded, and where they go."""
+"""Which files are converted: those of jobs, with local originals for those that could not be downloaded, and their
+destinations.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts: which gates there are, what blocks, and what no number of equal answers can prove."""
+"""Verdicts: which gates exist, which of them block, and what no number of equal answers can prove."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures of two answers: labels by their kind, and forms that a program relies on."""
+"""Comparisons of two answers: labels by their kind, and formats on which a program relies."""
 
 from __future__ import annotations
 

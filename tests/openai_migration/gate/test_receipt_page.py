@@ -1,4 +1,4 @@
-"""The rows of a receipt's table: the ends of an interval have a sign where they are of a difference."""
+"""The rows of a receipt's table: the ends of an interval have a sign if they belong to a difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded answers, and the labels of validation rows, as the steps before have left them."""
+"""Recorded answers, and the labels of validation rows, as the earlier steps left them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Contracts of successors: each of OpenAI's hyperparameters is taken, changed or dropped, and the plan says which and why."""
+"""Contracts of successors: each of OpenAI's hyperparameters is kept, changed or dropped, and the plan says which and
+why.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of grammars by a real child process: what costs too much is refused, and nobody waits for another's."""
+"""The check of grammars with a real child process: expensive ones are refused, and no caller waits for another's."""
 
 from __future__ import annotations
 

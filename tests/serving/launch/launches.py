@@ -1,4 +1,4 @@
-"""The launches that golden files freeze: settings and a base each, prepared for a stated machine."""
+"""The launches that golden files record: each with settings and a base, prepared for a given machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line and environment of vLLM, frozen: a change here is a change of what production runs.
+"""The command line and environment of vLLM, recorded in golden files: a change here changes what production runs.
 
 ``MENS_UPDATE_GOLDEN=1`` writes the files anew.
 """

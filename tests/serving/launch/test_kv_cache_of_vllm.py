@@ -1,4 +1,4 @@
-"""Our arithmetic of the KV cache against vLLM's own, for every family that is served and each kind of attention."""
+"""Our calculation of the KV cache compared with vLLM's own, for every served family and each kind of attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks and cache sizes: chosen by what plans request and by the memory, and never more than fits."""
+"""Ranks and cache sizes: chosen by the ranks of plans and by the memory, and never more than fits."""
 
 from __future__ import annotations
 

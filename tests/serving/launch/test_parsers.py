@@ -1,4 +1,4 @@
-"""The choice of vLLM's parsers of tool calls and reasoning: by the settings, else by what the template writes."""
+"""The choice of vLLM's parsers of tool calls and reasoning: by the settings, or else by the output of the template."""
 
 from __future__ import annotations
 

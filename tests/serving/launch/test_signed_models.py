@@ -1,4 +1,4 @@
-"""A replica that trusts some keys starts with a merged model that they have signed, and with no other."""
+"""A replica with trusted keys starts only with a merged model that one of them signed."""
 
 from __future__ import annotations
 

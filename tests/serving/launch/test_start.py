@@ -1,4 +1,4 @@
-"""`python -m serving` refuses to start with one line that carries an error code, and prints nothing else."""
+"""If `python -m serving` refuses to start, it prints one line with an error code, and nothing else."""
 
 from __future__ import annotations
 

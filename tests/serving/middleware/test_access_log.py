@@ -1,4 +1,4 @@
-"""The replica's access log: a line for each request, with its id."""
+"""The replica's access log: one line per request, with its id."""
 
 from __future__ import annotations
 

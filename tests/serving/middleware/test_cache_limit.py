@@ -1,4 +1,4 @@
-"""The bound on verified copies, through the guard in front of a stand-in of vLLM's server."""
+"""The limit on verified copies, through the guard in front of a replacement for vLLM's server."""
 
 from __future__ import annotations
 

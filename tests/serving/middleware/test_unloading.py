@@ -1,4 +1,4 @@
-"""Unloading through the guard, in front of a stand-in of vLLM's server with the real one's state."""
+"""Unloading through the guard, in front of a replacement for vLLM's server with the real one's state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Import of the original's adapters: the same numbers under other names, or a code that names what is missing."""
+"""Import of the original's adapters: the same numbers under different names, or a code that names what is missing."""
 
 from __future__ import annotations
 

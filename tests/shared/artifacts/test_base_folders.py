@@ -1,4 +1,4 @@
-"""A merged model is a base on every machine: each fetches it out of the storage by the digest that the catalogue names."""
+"""A merged model is a base on every machine: each fetches it from the storage by the digest in the catalogue."""
 
 from __future__ import annotations
 

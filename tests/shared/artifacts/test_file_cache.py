@@ -1,4 +1,4 @@
-"""Local copies: bounded, verified, and never gone while they are in use."""
+"""Local copies: limited in size, verified, and never removed while they are in use."""
 
 from __future__ import annotations
 

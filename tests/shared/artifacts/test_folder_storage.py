@@ -1,4 +1,4 @@
-"""Storage in a folder: a name is complete or absent, whatever happens in the middle."""
+"""Storage in a folder: an object is complete or absent, wherever a write is interrupted."""
 
 from __future__ import annotations
 

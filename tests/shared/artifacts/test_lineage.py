@@ -1,4 +1,4 @@
-"""Lineage is an addition: an adapter that was published before it is the same adapter, and one that has it is checked like any other."""
+"""Lineage is optional: adapters published without it stay the same, and adapters with it are checked like any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The adapter manifest, and adapter folders that do not keep what it says."""
+"""The adapter manifest, and adapter folders that do not match it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a merged model is exactly what its manifest says, and signed by whom it should be."""
+"""The folder of a merged model matches its manifest exactly, and is signed by the right key."""
 
 from __future__ import annotations
 

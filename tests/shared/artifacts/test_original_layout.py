@@ -1,4 +1,4 @@
-"""The original's sidecars: both versions into each other and back, and every gap named."""
+"""The original's sidecars: both versions are converted to each other and back, and every missing field is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Import of PEFT folders from elsewhere: the same product under one rank and one scale, or the option that stands against it."""
+"""Import of PEFT folders from elsewhere: the same product with one rank and one scale, or the option that prevents it."""
 
 from __future__ import annotations
 

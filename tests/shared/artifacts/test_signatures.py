@@ -1,4 +1,4 @@
-"""Signatures: one manifest, one key, and nothing else passes."""
+"""Signatures: only the right manifest with the right key passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names and shapes that follow from a config are those of the models that transformers builds from it."""
+"""Tensor names and shapes derived from a config equal those of the models that transformers builds from it."""
 
 from __future__ import annotations
 

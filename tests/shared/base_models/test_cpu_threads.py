@@ -1,4 +1,4 @@
-"""Threads by the size of a base's layers."""
+"""The number of threads by the size of a base's layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF files that transformers would read as another model than they are."""
+"""GGUF files that transformers would convert to a different model."""
 
 from __future__ import annotations
 

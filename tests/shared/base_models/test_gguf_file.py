@@ -1,4 +1,4 @@
-"""Headers of GGUF files: as llama.cpp's library reads them, and refused where they are cut, forged or over a limit."""
+"""Headers of GGUF files: read as llama.cpp's library reads them, and refused if truncated, forged or over a limit."""
 
 from __future__ import annotations
 

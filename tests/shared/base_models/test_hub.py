@@ -1,4 +1,4 @@
-"""Where a base's bytes come from: a folder, or a pinned and filtered hub download."""
+"""The source of a base's files: a folder, or a pinned and filtered hub download."""
 
 from __future__ import annotations
 

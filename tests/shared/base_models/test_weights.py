@@ -1,4 +1,4 @@
-"""Safetensors headers: what the safetensors library writes is read, everything unsound is refused."""
+"""Safetensors headers: those of the safetensors library are read, and every invalid one is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code is found in an answer as Markdown writes it; stubs are told from code."""
+"""Code is found in an answer as Markdown marks it, and stubs are distinguished from code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only looks like code is a stub: markers, one line, one kind of construct."""
+"""Texts that only look like code are stubs: markers, a single line, a single kind of construct."""
 
 from __future__ import annotations
 

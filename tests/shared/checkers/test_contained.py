@@ -1,4 +1,4 @@
-"""Hostile texts end a child process at most: the caller gets a diagnostic, and the next text is checked."""
+"""A hostile text can at most crash a child process: the caller gets a diagnostic, and the next text is checked."""
 
 from __future__ import annotations
 

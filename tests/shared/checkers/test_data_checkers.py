@@ -1,4 +1,4 @@
-"""JSON and SQL are checked by the parsers that will read them, and no statement does anything."""
+"""JSON and SQL are checked by the parsers that will read them, and no statement has an effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of docs/extending.md is installed as a package, and found by its language's name."""
+"""The example of docs/extending.md, installed as a package, is found by its language's name."""
 
 from __future__ import annotations
 

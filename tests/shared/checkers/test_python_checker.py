@@ -1,4 +1,6 @@
-"""Python: syntax, names and types have diagnostics at their places; what is there is counted; nothing is executed."""
+"""Python: faults of syntax, names and types have diagnostics with positions; constructs are counted; nothing is
+executed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A compiler says whether a text is code; it executes its own programs alone, and nothing of it outlives the question."""
+"""A compiler decides whether a text is code; it executes only its own programs, and no process of it outlives the
+check.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compilers are found on the machine and in installed packages; what is none is refused."""
+"""Compilers are found on the machine and in installed packages; an entry point that is not a compiler is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A compiler that its text has taken over is held as graders are, as root and as another user; the same attacks succeed without."""
+"""A compiler that its text has taken over is confined like graders, as root and as another user; without the sandbox,
+the same attacks succeed.
+"""
 
 from __future__ import annotations
 

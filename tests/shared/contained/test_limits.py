@@ -1,4 +1,4 @@
-"""A process that has limited itself is ended, or refused, by the kernel."""
+"""The kernel ends a process that exceeds its own limits, or refuses its calls."""
 
 from __future__ import annotations
 

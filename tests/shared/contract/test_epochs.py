@@ -1,4 +1,4 @@
-"""Bounds of a curriculum, and how many rows an epoch has: by hand, and against a loop over every row."""
+"""Curriculum limits, and the number of rows of an epoch: by hand, and compared with a loop over every row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pydantic's faults: in plain words, and the unknown field before the missing one that it was meant for."""
+"""Pydantic's errors in plain words, with an unknown field before the missing field for which it was probably meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The field that a misspelt path was meant for."""
+"""The field for which a misspelt path was probably meant."""
 
 from __future__ import annotations
 

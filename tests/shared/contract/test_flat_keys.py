@@ -1,4 +1,4 @@
-"""Flat keys: the native-training journey as it stands, every key of the original's command line, helpful refusals."""
+"""Flat keys: the existing native-training call, every key of the original's command line, helpful refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A corpus of bad contracts: every one is refused with its code and field, by validation, gates or planner; none passes.
+"""A corpus of invalid contracts: each is refused with its code and field, by validation, refusals or planner.
 
 Faults of shape are made from the contract's own JSON Schema, so that a new field is tried by itself.
 """

@@ -1,4 +1,4 @@
-"""The planner: step counts, splits, refusals, and a plan that is a value."""
+"""The planner: step counts, splits, refusals, and a plan that is a plain value."""
 
 from __future__ import annotations
 

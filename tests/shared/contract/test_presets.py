@@ -1,4 +1,6 @@
-"""Presets: the tables as given, who wins, and that nothing resolved from names alone is ever refused."""
+"""Presets: the tables as specified, the order of precedence, and no contract that is resolved only from names is
+refused.
+"""
 
 from __future__ import annotations
 

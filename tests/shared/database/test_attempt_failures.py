@@ -1,4 +1,4 @@
-"""Failures of a job and outages of the installation: counted apart, each with its delays and its end."""
+"""Failures of a job and outages of the installation: counted separately, each with its delays and its limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Database connections: one block is one transaction, and the migrations make the tables of the code."""
+"""Database connections: one block is one transaction, and the migrations create the tables that the code declares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every (state, verb) pair against a table written by hand, and the drawing."""
+"""Every pair of state and operation against a table written by hand, and the diagram."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs on both databases, with the verbs of those who request them: submit, get, list, cancel, pause, resume, events."""
+"""Jobs on both databases, with the operations of callers: submit, get, list, cancel, pause, resume, events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random sequences of the verbs of jobs and leases (SQLite), compared with a model of a few lines."""
+"""Random sequences of operations on jobs and leases (SQLite), compared with a model of a few lines."""
 
 from __future__ import annotations
 

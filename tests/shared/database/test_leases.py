@@ -1,4 +1,4 @@
-"""Leases on both databases: one attempt owns a job at a time, and a stale one changes nothing."""
+"""Leases on both databases: one attempt owns a job at a time, and an outdated one changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Routing: shares equal their weights, callers are sticky, and a changed weight moves as few callers as possible."""
+"""Routing: shares equal their weights, callers keep their target, and a changed weight moves as few callers as
+possible.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants on both databases: each sees its own things and the shared ones, and changes only its own."""
+"""Tenants on both databases: each sees its own objects and the shared ones, and changes only its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation is compared with its roles and calls, and without regard to case and white space."""
+"""Conversations are compared with their roles and calls, but without regard to case and white space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Duplicates: exact ones are all found, near ones mostly, and the bytes per row are as stated."""
+"""Duplicates: all exact ones and most near ones are found, and the bytes per row are as documented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that several processes read in parts: no line is lost or cut, and the report is the same to the letter."""
+"""A file that several processes read in parts: no line is lost or split, and the report is exactly the same."""
 
 from __future__ import annotations
 

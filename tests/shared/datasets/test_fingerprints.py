@@ -1,4 +1,4 @@
-"""Digests are equal for texts that differ in case and white space alone; sketches are alike for similar texts."""
+"""Digests are equal for texts that differ only in case and white space; sketches are alike for similar texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invalid rows: every one is refused with its code and its line number, and nothing else is raised."""
+"""Invalid rows: each is refused with its code and its line number, and no other exception is raised."""
 
 from __future__ import annotations
 

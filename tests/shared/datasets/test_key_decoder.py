@@ -1,4 +1,6 @@
-"""The decoder that has learnt a file's keys finds what the slow one finds, on rows of any kind and in any order."""
+"""The decoder that has learned a file's keys gives the same result as the slow one, on rows of any kind and in any
+order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What else takes part in the one pass over a file: the count of its lines, its hash, an observer of its rows."""
+"""Other work in the single pass over a file: counting its lines, hashing it, and an observer of its rows."""
 
 from __future__ import annotations
 

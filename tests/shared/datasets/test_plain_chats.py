@@ -1,4 +1,4 @@
-"""Blocks of plain chats are read as their lines are, one by one; an observer needs these, so it tells what they say."""
+"""Blocks of plain chats give the same result as their lines read one by one; an observer checks that."""
 
 from __future__ import annotations
 

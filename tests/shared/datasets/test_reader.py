@@ -1,4 +1,4 @@
-"""The pass over a training file: valid rows are read unchanged, and every bad line is reported by its number."""
+"""The pass over a training file: valid rows are read unchanged, and every bad line is reported with its number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fast path for plain chats and the slow path come to the same result on every line."""
+"""The fast path for plain chats and the slow path give the same result on every line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thoughts of answers in rows: their names, who may have them, and what they are compared by."""
+"""Thoughts of answers in rows: their field names, the turns that may have them, and how they are compared."""
 
 from __future__ import annotations
 

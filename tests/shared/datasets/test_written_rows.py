@@ -1,4 +1,4 @@
-"""Rows as other systems write them: each form becomes ours, and what is not used is counted by its key."""
+"""Rows as other systems write them: each form is converted to ours, and unused keys are counted."""
 
 from __future__ import annotations
 

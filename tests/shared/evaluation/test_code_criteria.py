@@ -1,4 +1,4 @@
-"""Criteria that check code: their language and their templates are looked at when the eval is made."""
+"""Criteria that check code: their language and their templates are checked when the eval is created."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run came to: comparisons of its two models."""
+"""Results of a run: comparisons of its two models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Promotions: two distinct cycles with both models and every KPI group, or insufficient evidence that says what is missing.
+"""Promotions: two distinct cycles with both models and every KPI group, or insufficient evidence with the missing
+parts.
 
 The original's `burn-rnd` promoted on one cycle, without semantic and repair KPIs, by the best of all conditions in a file.
 """

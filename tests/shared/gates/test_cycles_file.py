@@ -1,4 +1,4 @@
-"""A file of cycles: read line by line, within bounds, and errors that name the line."""
+"""A file of cycles: read line by line, within limits, with errors that name the line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judging: every configured gate has one row; the original's defects; comparisons that decide something."""
+"""Judging: every configured gate has one row; the original's defects; comparisons that reach a decision."""
 
 from __future__ import annotations
 

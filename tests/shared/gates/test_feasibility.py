@@ -1,4 +1,4 @@
-"""Gates that cannot pass are named beforehand; those that can are not."""
+"""Gates that cannot pass are named beforehand; those that can pass are not."""
 
 from __future__ import annotations
 

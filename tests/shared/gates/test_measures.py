@@ -1,4 +1,4 @@
-"""Rates against bounds, and what asking again may not gain."""
+"""Rates against limits, and that repeating a receipt does not help a model to pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate on shadow traffic: what counts of judged copies let an adapter pass."""
+"""The gate on shadow traffic: the counts of judged copies that let an adapter pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the training data says of itself: which rows were spoken."""
+"""Properties of the training data: which rows were spoken."""
 
 from __future__ import annotations
 

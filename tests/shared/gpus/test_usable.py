@@ -1,4 +1,4 @@
-"""Which GPUs can be trained on, and why the others cannot: machines that are pretended."""
+"""Which GPUs can be used for training, and why the others cannot, on simulated machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short forms for code: it compiles, and it is no stub; in the language that they name, by a checker or by a compiler."""
+"""The short forms for code: it compiles, and it is not a stub; in the named language, by a checker or a compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formulas of ``multi`` graders: precedence, functions, and what cannot be read or has no value."""
+"""Formulas of ``multi`` graders: precedence, functions, and formulas that cannot be parsed or have no value."""
 
 from __future__ import annotations
 

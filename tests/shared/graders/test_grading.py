@@ -1,4 +1,4 @@
-"""Scores of answers: each grader's rule, what it gives for an answer that is at fault, and what is refused."""
+"""Scores of answers: each grader's rule, its score for a faulty answer, and refusals."""
 
 from __future__ import annotations
 

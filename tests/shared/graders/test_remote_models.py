@@ -1,4 +1,4 @@
-"""Models of other servers that judge, asked over HTTP on loopback."""
+"""Models on other servers that judge, requested over HTTP on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates of graders: paths into item and answer, and an error for every one that leads nowhere."""
+"""Templates of graders: paths into item and answer, and an error for every path that does not exist."""
 
 from __future__ import annotations
 

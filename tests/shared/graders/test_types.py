@@ -1,4 +1,4 @@
-"""Graders as they are sent: OpenAI's examples are taken as they are, and what is wrong is refused where it is wrong."""
+"""Graders as clients send them: OpenAI's examples are accepted unchanged, and an invalid one is refused with its field."""
 
 from __future__ import annotations
 

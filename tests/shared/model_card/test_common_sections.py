@@ -1,4 +1,4 @@
-"""Sections of both cards: what the hub reads, and who must be named."""
+"""Sections of both cards: the fields that the hub reads, and the required attributions."""
 
 from __future__ import annotations
 

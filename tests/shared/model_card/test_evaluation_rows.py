@@ -1,4 +1,4 @@
-"""How answers are asked for within a time, and judged."""
+"""Requesting answers within a time limit, and judging them."""
 
 from __future__ import annotations
 

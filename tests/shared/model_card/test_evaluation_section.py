@@ -1,4 +1,4 @@
-"""The card's section on the self-evaluation: what it says, and that no answer is markup in it."""
+"""The card's section on the self-evaluation: its content, and that no answer becomes markup in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Markdown in which no text of a stranger is markup."""
+"""Markdown in which no untrusted text becomes markup."""
 
 from __future__ import annotations
 

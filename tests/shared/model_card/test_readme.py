@@ -1,4 +1,6 @@
-"""The README of a stored adapter: what the hub reads, what people read, and that nothing in it is markup by accident."""
+"""The README of a stored adapter: the fields that the hub reads, the text for people, and that nothing becomes markup
+by accident.
+"""
 
 from __future__ import annotations
 

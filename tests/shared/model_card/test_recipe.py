@@ -1,4 +1,4 @@
-"""The recipe of a run: values that the run bounded are those that it used, and the others are the contract's."""
+"""The recipe of a run: values that the run limited are those that it used, and the others are the contract's."""
 
 from __future__ import annotations
 

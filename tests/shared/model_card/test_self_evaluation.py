@@ -1,4 +1,4 @@
-"""A self-evaluation as text, and what lists leave out of it."""
+"""A self-evaluation as text, and the parts that lists omit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of logs: an object each with the ids of what runs, and no secret in either format."""
+"""Log lines: one object per line with the current ids, and no secret in either format."""
 
 from __future__ import annotations
 

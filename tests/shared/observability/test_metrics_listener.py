@@ -1,4 +1,4 @@
-"""The listener for Prometheus on a real socket: who reads it, and who does not."""
+"""The listener for Prometheus on a real socket: who can read it, and who cannot."""
 
 from __future__ import annotations
 

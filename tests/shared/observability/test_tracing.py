@@ -1,4 +1,4 @@
-"""Traces: nothing that sends them while they are off, and one clear word where it is missing."""
+"""Traces: no exporter is imported while they are off, and a clear message if it is not installed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The arithmetic of activations against the trainer's own functions, every operation counted: on tensors without memory as on
-a GPU, and on a CPU."""
+"""The calculation of activations compared with the trainer's own functions, with every operation counted: on meta
+tensors as on a GPU, and on a CPU.
+"""
 
 from __future__ import annotations
 

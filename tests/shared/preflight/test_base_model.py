@@ -1,4 +1,4 @@
-"""The ordered checks of a model folder: real folders pass, and each fault is named by its own code, the first one first."""
+"""The ordered checks of a model folder: real folders pass, and each fault has its own code, the first one first."""
 
 from __future__ import annotations
 

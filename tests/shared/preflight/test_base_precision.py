@@ -1,4 +1,6 @@
-"""The rule for an open precision: never full precision where it does not fit, monotone in memory, NF4 where nothing is known."""
+"""The rule for an open precision: never full precision if it does not fit, monotone in memory, NF4 if the memory is
+unknown.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The estimate against reality: real NF4 weights, real adapters, real files, what autograd really saves."""
+"""The estimate compared with reality: real NF4 weights, real adapters, real files, and the tensors that autograd really
+saves.
+"""
 
 from __future__ import annotations
 

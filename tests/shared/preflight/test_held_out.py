@@ -1,4 +1,4 @@
-"""Which rows are held out, and how many of them are trained on too."""
+"""Which rows are held out, and how many of them also occur among the training rows."""
 
 from __future__ import annotations
 

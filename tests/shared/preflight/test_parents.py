@@ -1,4 +1,4 @@
-"""A run that continues from an adapter: what it takes from its parent, and what is refused."""
+"""A run that continues from an adapter: the values from its parent, and refusals."""
 
 from __future__ import annotations
 

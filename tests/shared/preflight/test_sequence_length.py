@@ -1,4 +1,4 @@
-"""``exec.seq_len`` where nobody wrote one: the data decides, within base and memory, and what is cut is told."""
+"""``exec.seq_len`` if it is not set: the data decides, within base and memory, and truncated rows are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A contract whose adapter could not be served is refused at submission, with what to do."""
+"""A contract whose adapter could not be served is refused at submission, with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tiers of the time estimate, each with its name; and the tokens of a step that the CPU's memory rests on."""
+"""The sources of the time estimate, each with its name; and the tokens of a step on which the memory on a CPU is based."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The retention policy on a real database, storage and disk: what is found, what is deleted, and what is kept."""
+"""The retention policy on a real database, storage and disk: what it finds, deletes and keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The retention rules: what is needed or young is kept, and what is neither is deleted."""
+"""The retention rules: objects that are needed or young are kept, all others are deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that rows name is read and compared: what is missing or changed is named, and nothing else is."""
+"""All content that rows name is read and compared: exactly the missing and the changed objects are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every attack succeeds without a sandbox and is held by every level, as root and as another user; neighbours notice nothing."""
+"""Every attack succeeds without a sandbox and fails at every level, as root and as another user; other graders are not
+affected.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sandbox as its callers see it: scores and errors, restarts, ends, the same answers everywhere."""
+"""The sandbox as its callers see it: scores and errors, restarts, shutdown, and the same results everywhere."""
 
 from __future__ import annotations
 

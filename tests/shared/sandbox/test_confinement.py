@@ -1,4 +1,4 @@
-"""The limits that an item finds on itself are the documented ones."""
+"""The limits that an item observes are the documented ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an item says of itself is judged, because code that is graded can write it in the place of its grader."""
+"""The result that an item reports is checked, because graded code can write it in place of its grader."""
 
 from __future__ import annotations
 

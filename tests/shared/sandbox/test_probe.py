@@ -1,4 +1,4 @@
-"""What a machine lacks is said by the level that needs it; with none left, code is refused."""
+"""Each level reports what it needs and the machine lacks; if no level is left, code is refused."""
 
 from __future__ import annotations
 

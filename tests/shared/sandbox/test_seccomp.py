@@ -1,4 +1,4 @@
-"""System calls that are refused to others' code, each made with senseless arguments: what is refused is refused before they are looked at."""
+"""Refused system calls, each made with meaningless arguments: the call is refused before the arguments are read."""
 
 from __future__ import annotations
 

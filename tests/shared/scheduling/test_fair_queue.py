@@ -1,4 +1,4 @@
-"""The rule of the queue, as properties: nothing idles, nothing starves, the same state gives the same order."""
+"""Properties of the queue's rule: no worker idles, no job starves, and the same state gives the same order."""
 
 from __future__ import annotations
 

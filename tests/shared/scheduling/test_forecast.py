@@ -1,4 +1,4 @@
-"""Places and starts of queued jobs: the same order as the rule's, and times that follow from the durations."""
+"""Positions and starts of queued jobs: in the rule's order, with times that follow from the durations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task: answered, checked, repaired with the diagnostics, given up when the same errors come again."""
+"""A task is answered, checked, repaired with the diagnostics, and given up when the same errors recur."""
 
 from __future__ import annotations
 

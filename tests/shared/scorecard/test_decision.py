@@ -1,4 +1,4 @@
-"""The original's decision: on a plateau with something unmet, a model of one's own; else adapters."""
+"""The original's decision: on a plateau with unmet criteria, a separate model; otherwise adapters."""
 
 from __future__ import annotations
 

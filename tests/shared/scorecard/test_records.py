@@ -1,4 +1,4 @@
-"""The files' schemas are the golden ones, and a row that contradicts itself is none."""
+"""The files' schemas are the golden ones, and a row that contradicts itself is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scorecard's folder: written as it runs, gone on with, and true when it is verified."""
+"""A scorecard's folder: written while it runs, continued after an interruption, and consistent when it is verified."""
 
 from __future__ import annotations
 

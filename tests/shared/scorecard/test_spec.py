@@ -1,4 +1,6 @@
-"""Specs: the original's are read, what is wrong is refused with its field, and items are what is asked and expected."""
+"""Specs: the original's are read, invalid ones are refused with their field, and items contain the prompt and the
+expected answer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of groups are statsmodels'; copies of an answer are no evidence."""
+"""Standard errors of groups equal statsmodels'; copies of an answer add no evidence."""
 
 from __future__ import annotations
 

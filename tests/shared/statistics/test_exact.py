@@ -1,4 +1,4 @@
-"""Exact tests and rates agree with statsmodels and scipy; what a number of items shows is the design's table."""
+"""Exact tests and rates agree with statsmodels and scipy; the detectable differences match the table of the design."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holm's adjustment is statsmodels', and a family of true nulls is seldom rejected anywhere."""
+"""Holm's adjustment equals statsmodels', and a family of true null hypotheses is seldom rejected anywhere."""
 
 from __future__ import annotations
 

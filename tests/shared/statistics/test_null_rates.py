@@ -1,4 +1,4 @@
-"""Hundreds of comparisons of models that do not differ, for each method: it sees a difference no more often than it may.
+"""Hundreds of comparisons of equal models, for each method: it reports a difference no more often than it may.
 
 The chance of a false alarm is alpha; what so many runs show of it scatters, and 3 standard deviations are allowed for that. The
 long tests have 2,000 runs, which leaves less room.

@@ -1,4 +1,4 @@
-"""Non-inferiority: what passes is not worse, what cannot be told is said, and a worse model seldom passes."""
+"""Non-inferiority: a model that passes is not worse, an undecided result says so, and a worse model seldom passes."""
 
 from __future__ import annotations
 

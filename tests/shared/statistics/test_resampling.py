@@ -1,4 +1,4 @@
-"""Intervals and p-values by resampling agree with scipy's, up to what resampling leaves open."""
+"""Intervals and p-values by resampling agree with scipy's, up to the error of resampling."""
 
 from __future__ import annotations
 

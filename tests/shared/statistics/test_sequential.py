@@ -1,4 +1,4 @@
-"""The e-value is what scipy's beta functions give, and looking after every answer costs no false alarms."""
+"""The e-value agrees with scipy's beta functions, and looking after every answer causes no additional false alarms."""
 
 from __future__ import annotations
 

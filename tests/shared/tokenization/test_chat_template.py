@@ -1,4 +1,4 @@
-"""Chat templates of thirteen families: the text, what of it is supervised, and what no template may do."""
+"""Chat templates of thirteen families: the text, its supervised parts, and what no template may do."""
 
 from __future__ import annotations
 

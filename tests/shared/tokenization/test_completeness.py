@@ -1,4 +1,4 @@
-"""Whatever a row says is in its text, or the row is refused; over templates of thirteen families."""
+"""Every part of a row is in its rendered text, or the row is refused; with templates of thirteen families."""
 
 from __future__ import annotations
 

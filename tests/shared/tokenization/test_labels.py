@@ -1,4 +1,4 @@
-"""Labels: the assistant's tokens and their end token are supervised, wherever the row is cut, and nothing else is."""
+"""Labels: exactly the assistant's tokens and their end token are supervised, wherever the row is truncated."""
 
 from __future__ import annotations
 

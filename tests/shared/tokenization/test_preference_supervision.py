@@ -1,4 +1,4 @@
-"""The supervision report on pairs: tokens of both sides, one cut for both, and pairs that teach nothing."""
+"""The supervision report on pairs: tokens of both sides, one truncation for both, and pairs without a difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns and tools in the form in which vLLM gives them to a template: roles, keys, order and nulls are part of the text."""
+"""Turns and tools in the form in which vLLM passes them to a template: roles, keys, order and nulls affect the text."""
 
 from __future__ import annotations
 

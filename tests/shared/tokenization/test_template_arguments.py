@@ -1,4 +1,4 @@
-"""Template arguments and thoughts: which names a base knows, what is written with them, and what is trained on."""
+"""Template arguments and thoughts: the names that a base accepts, the text that they produce, and what is trained on."""
 
 from __future__ import annotations
 

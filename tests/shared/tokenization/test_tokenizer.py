@@ -1,4 +1,4 @@
-"""Tokenizers and templates, read from files of every form."""
+"""Tokenizers and templates, read from files in every format."""
 
 from __future__ import annotations
 

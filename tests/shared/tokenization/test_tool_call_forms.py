@@ -1,4 +1,4 @@
-"""Forms of tool calls, and the parser of each."""
+"""Formats of tool calls, and the parser for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signatures of webhooks, verified by those who receive them: Standard Webhooks' library and OpenAI's client."""
+"""Signatures of webhooks, verified with the receivers' code: Standard Webhooks' library and OpenAI's client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where webhooks may be sent: what is not public is refused, in whatever form it is written, unless it is allowed."""
+"""Allowed targets of webhooks: addresses that are not public are refused, in every notation, unless they are allowed."""
 
 from __future__ import annotations
 

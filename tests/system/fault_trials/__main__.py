@@ -1,4 +1,4 @@
-"""Makes faults under a real installation's jobs and callers, and prints a verdict on each.
+"""Cause faults in a real installation with active jobs and callers, and print a verdict on each.
 
   python -m tests.system.fault_trials                      all of them, about fifteen minutes
   python -m tests.system.fault_trials --list               list the trials

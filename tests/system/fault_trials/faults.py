@@ -1,4 +1,4 @@
-"""Faults, made really: mounts, signals and locks. Each is a context manager, and the fault ends with the block."""
+"""Real faults: mounts, signals and locks. Each is a context manager; the fault ends with the block."""
 
 from __future__ import annotations
 

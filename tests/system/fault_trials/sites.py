@@ -1,4 +1,4 @@
-"""Installations that trials are made on, each on a disk of its own, so that the disk can be filled."""
+"""Installations for trials, each on its own disk, so that the disk can be filled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trials: what is done to an installation, and what has to become of its work.
+"""The trials: what is done to an installation, and the required outcome for its jobs.
 
 A trial is a function that submits jobs and makes a fault with :meth:`TrialRun.suffering`. Everything else is the same for all: each job
 ends as it has to, once; users get coded answers in time; the codes that they need are shown; work goes on soon afterwards.

@@ -1,4 +1,4 @@
-"""The verdict on a trial: what became of its jobs, what users saw, and how soon the work went on."""
+"""The verdict on a trial: the outcome of its jobs, the responses to users, and how soon work continued."""
 
 from __future__ import annotations
 

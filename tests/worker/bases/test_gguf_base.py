@@ -1,4 +1,4 @@
-"""A tiny GGUF file becomes a folder; one whose tensors are not those of its architecture is refused by name."""
+"""A tiny GGUF file becomes a folder; a file whose tensors do not match its architecture is refused with their names."""
 
 from __future__ import annotations
 

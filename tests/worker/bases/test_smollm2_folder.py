@@ -1,4 +1,4 @@
-"""The GGUF file of a real model becomes a base: its tensors, its tokenizer, its template, and answers that make sense."""
+"""The GGUF file of a real model becomes a base: its tensors, its tokenizer, its template, and sensible answers."""
 
 from __future__ import annotations
 

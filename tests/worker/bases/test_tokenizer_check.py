@@ -1,4 +1,4 @@
-"""A tokenizer that transformers reads differently is found when the base is added, by a program of its own."""
+"""A tokenizer that transformers reads differently is detected when the base is added, by a separate program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The adapters of a run's result: its checkpoints and, last, the result, without those that were deleted meanwhile."""
+"""The adapters of a run: its checkpoints and, last, the result, without those that were deleted meanwhile."""
 
 from __future__ import annotations
 

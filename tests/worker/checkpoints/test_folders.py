@@ -1,4 +1,6 @@
-"""Checkpoint folders are whole or not there, and the next attempt takes them over, whatever a stale one does meanwhile."""
+"""Checkpoint folders are complete or absent, and the next attempt takes them over, whatever an outdated attempt does
+meanwhile.
+"""
 
 from __future__ import annotations
 

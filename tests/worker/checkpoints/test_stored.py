@@ -1,4 +1,4 @@
-"""Checkpoints in the storage: what another worker, with a disk of its own, goes on from."""
+"""Checkpoints in the storage, from which another worker with its own disk continues."""
 
 from __future__ import annotations
 

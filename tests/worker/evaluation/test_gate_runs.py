@@ -1,4 +1,4 @@
-"""What a run scored, as evidence."""
+"""The scores of a run, as evidence."""
 
 from __future__ import annotations
 

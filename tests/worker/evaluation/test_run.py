@@ -1,4 +1,4 @@
-"""Runs of evaluations against an API that a test writes: what is asked, what is stored, what a kill or a cancel leaves."""
+"""Runs of evaluations against an API in the test: what is requested and stored, and what a kill or a cancel leaves."""
 
 from __future__ import annotations
 

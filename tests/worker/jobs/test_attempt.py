@@ -1,4 +1,4 @@
-"""One attempt with a small program as the trainer: telemetry to the database, stop requests, and every ending."""
+"""One attempt with a small program as the trainer: telemetry to the database, stop requests, and every outcome."""
 
 from __future__ import annotations
 

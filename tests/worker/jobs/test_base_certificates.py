@@ -1,4 +1,6 @@
-"""The rounds that measure merged models on the replicas that serve them: fake replicas, a real database and catalogue."""
+"""The periodic measurement of merged models on the replicas that serve them: fake replicas, a real database and
+catalogue.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates: numbers in, verdicts out."""
+"""Certificates: verdicts computed from numbers."""
 
 from __future__ import annotations
 

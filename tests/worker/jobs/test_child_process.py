@@ -1,4 +1,4 @@
-"""The trainer as a child process, with small programs in its place."""
+"""The trainer as a child process, replaced by small programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lease keeper, on leases whose responses the test sets."""
+"""The heartbeat, with leases whose responses the test sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A job's alias under a policy: its adapter is published, judged, and takes the alias or not; and what becomes of it when nothing judges."""
+"""A job's alias under a policy: its adapter is published and judged, and takes the alias over or not; and the outcome
+if it cannot be judged.
+"""
 
 from __future__ import annotations
 

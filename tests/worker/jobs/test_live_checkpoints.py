@@ -1,4 +1,6 @@
-"""Checkpoints that are published while their run goes on: certified first, quarantined alone, dropped with the trainer's."""
+"""Checkpoints that are published while their run continues: certified first, quarantined separately, dropped with the
+trainer's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often the worker's preflight reads the data files, validates the contract and tries the gates."""
+"""How often the worker's preflight reads the data files, validates the contract and checks the refusals."""
 
 from __future__ import annotations
 

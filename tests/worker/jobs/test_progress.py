@@ -1,4 +1,4 @@
-"""From telemetry to a job's events, progress and series."""
+"""Conversion of telemetry to a job's events, progress and series."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every ending of an attempt is one database write, with small functions in place of the real work."""
+"""Every outcome of an attempt is one database write; small functions replace the real work."""
 
 from __future__ import annotations
 

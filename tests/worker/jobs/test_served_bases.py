@@ -1,4 +1,4 @@
-"""Which bases a receipt may be of: those that replicas of the adapter's base serve."""
+"""The bases that a receipt may name: those that replicas of the adapter's base serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The self-evaluation of the served adapter: its last progress is what was done, and notes count what was left out."""
+"""The self-evaluation of the served adapter: its last progress matches the completed work, and notes count the omitted
+parts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An attempt, its stages and its child process join the trace of the request that made the job: on a real OTLP receiver."""
+"""An attempt, its stages and its child process join the trace of the request that created the job, on a real OTLP
+receiver.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folders that are merged."""
+"""The folders to merge."""
 
 from __future__ import annotations
 

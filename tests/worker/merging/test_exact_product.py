@@ -1,4 +1,4 @@
-"""The scaled product: nearer to the true one than float32 can tell, and the same bits whatever the order of a sum."""
+"""The scaled product: more exact than float32 can represent, and the same bits whatever the order of a sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Merged folders of every family say what base + adapter say: GPT-2's orientation, tied heads, composite names, biases."""
+"""Merged folders of every family compute the same as base + adapter: GPT-2's orientation, tied heads, composite names,
+biases.
+"""
 
 from __future__ import annotations
 

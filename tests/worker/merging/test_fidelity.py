@@ -1,4 +1,4 @@
-"""Divergence: what the numbers mean, and that none of them hides a model that says something else."""
+"""Divergence: the meaning of its numbers, and that each of them reveals a model that differs."""
 
 from __future__ import annotations
 

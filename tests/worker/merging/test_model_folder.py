@@ -1,4 +1,4 @@
-"""A merged folder: W + alpha/rank · B·A rounded once, every other tensor untouched, the same bytes wherever it is made."""
+"""A merged folder: W + alpha/rank · B·A rounded once, every other tensor unchanged, the same bytes on every machine."""
 
 from __future__ import annotations
 

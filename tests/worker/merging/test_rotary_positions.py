@@ -1,4 +1,6 @@
-"""Merging commutes with rotary positions: they are a linear map behind the projection, so W + s·B·A may be one matrix before it."""
+"""Merging commutes with rotary positions: they are a linear map after the projection, so W + s·B·A can be one matrix
+before it.
+"""
 
 from __future__ import annotations
 

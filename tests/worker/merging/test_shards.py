@@ -1,4 +1,4 @@
-"""Shards: what is written is what the safetensors library reads, and no half of a file has its name."""
+"""Shards: the safetensors library reads what is written, and no incomplete file has a final name."""
 
 from __future__ import annotations
 

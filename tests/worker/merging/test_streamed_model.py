@@ -1,4 +1,4 @@
-"""Streamed models: the logits of the model in memory, for every family, and never more than a block in memory."""
+"""Streamed models: the same logits as the model in memory, for every family, with never more than a block in memory."""
 
 from __future__ import annotations
 

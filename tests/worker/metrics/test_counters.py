@@ -1,4 +1,4 @@
-"""What a worker counts, read from its registry after attempts that ended in every way."""
+"""The metrics of a worker, read from its registry after attempts with every outcome."""
 
 from __future__ import annotations
 

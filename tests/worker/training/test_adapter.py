@@ -1,4 +1,4 @@
-"""The v3 adapter: files that verify, names that lead back to the base, bytes that depend on nothing but the run."""
+"""The v3 adapter: files that verify, names that can be mapped to the base, and bytes that depend only on the run."""
 
 from __future__ import annotations
 

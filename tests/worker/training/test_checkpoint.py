@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, few, without pickle, and everything a run needs."""
+"""Checkpoints: complete or absent, few, without pickle, and with everything that a run needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that continues from an adapter starts at its parent, and trains as peft does from there."""
+"""A run that continues from an adapter starts at its parent, and trains from there as peft does."""
 
 from __future__ import annotations
 

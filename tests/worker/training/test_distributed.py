@@ -1,4 +1,6 @@
-"""How processes share a step: dealing rows out, adding gradients up, agreeing, and noticing that another one is gone."""
+"""How processes share a step: distributing rows, summing gradients, agreeing, and detecting that another process has
+ended.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Early stopping: after so many validations that were no better than the best one before."""
+"""Early stopping: after a number of validations without an improvement over the best one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""LoRA over an unquantised base: the losses and weights of transformers, peft and torch alone, and the same bytes always."""
+"""LoRA over an unquantised base: the losses and weights of transformers, peft and torch alone, and always the same
+bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lineage: what an adapter was trained by, in its manifest."""
+"""Lineage: the code and packages that trained an adapter, in its manifest."""
 
 from __future__ import annotations
 

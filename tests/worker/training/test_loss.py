@@ -1,4 +1,6 @@
-"""Loss and gradients: against hand-written references, and the NF4 model's against a dense one of the same weights."""
+"""Loss and gradients: compared with hand-written references, and the NF4 model's with those of a dense model with the
+same weights.
+"""
 
 from __future__ import annotations
 

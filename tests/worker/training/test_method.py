@@ -1,4 +1,4 @@
-"""A second training method runs through the trainer as it is: preference tuning by DPO, with the base as its reference."""
+"""A second training method in the unchanged trainer: preference tuning by DPO, with the base as its reference."""
 
 from __future__ import annotations
 

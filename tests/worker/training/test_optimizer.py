@@ -1,4 +1,6 @@
-"""Optimizers: AdamW by hand, 8-bit AdamW near it, and a state that goes through a file and on as if never stopped."""
+"""Optimizers: AdamW by hand, 8-bit AdamW close to it, and a state that is saved and loaded as if training had never
+stopped.
+"""
 
 from __future__ import annotations
 

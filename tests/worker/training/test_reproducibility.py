@@ -1,4 +1,4 @@
-"""What a resumed run may claim."""
+"""Which guarantee a resumed run may claim."""
 
 from __future__ import annotations
 

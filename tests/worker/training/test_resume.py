@@ -1,4 +1,5 @@
-"""The resume certificate: a run that was killed, paused or ran out of memory at any step is the uninterrupted run, bit for bit.
+"""Exact resume: a run that was killed, paused or ran out of memory at any step equals the uninterrupted run, bit for
+bit.
 
 On a CPU, in fp32. A kill between two steps leaves the checkpoint of the step before it, so a run of 15 steps with a
 checkpoint at each is resumed from every one of them; what a real ``kill -9`` leaves is tried at some. Of the steps,

@@ -1,4 +1,4 @@
-"""Several processes: the same numbers as one, one engine to the worker, and all of them end together."""
+"""Several processes give the same numbers as one, look like one process to the worker, and all end together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of a worker's disks, on real ones: a folder that takes files, and one of the kernel's, which takes none."""
+"""The check of a worker's disks, on real ones: a writable folder, and one of the kernel's that is not writable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of the watchdog: their order, and when each holds."""
+"""The rules of the watchdog: their order, and when each applies."""
 
 from __future__ import annotations
 

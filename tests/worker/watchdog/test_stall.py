@@ -1,4 +1,4 @@
-"""When a trainer's silence is a stall, on a clock that the test sets."""
+"""When a trainer without output counts as stalled, on a clock that the test sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Webhooks are delivered for real: to receivers on loopback that work, fail, hang, send elsewhere, and from workers that die."""
+"""Real deliveries of webhooks: to receivers on loopback that work, fail, hang or redirect, and by workers that die."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Valkey of its own for each test that asks for one."""
+"""A separate Valkey for each test that requests one."""
 
 from __future__ import annotations
 

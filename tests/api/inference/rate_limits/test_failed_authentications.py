@@ -1,4 +1,4 @@
-"""Failed authentications: an allowance a minute for each address, in bounded memory."""
+"""Failed authentications: an allowance per minute for each address, in bounded memory."""
 
 from __future__ import annotations
 

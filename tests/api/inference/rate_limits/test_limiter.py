@@ -1,4 +1,6 @@
-"""The rate limiter: API processes share a key's requests a minute on a real Valkey; what refused callers get."""
+"""The rate limiter: API processes share a key's requests per minute on a real Valkey, and refused callers get the right
+response.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Pending releases: tried until they succeed, not for longer than the slots are held, and limited in number.
+"""Pending releases are retried until they succeed, but not for longer than the slots are held, and their number is
+limited.
 
 Against a real Valkey: tests/api/inference/rate_limits/test_without_valkey.py.
 """

@@ -1,4 +1,4 @@
-"""Requests at once: API processes share a key's slots on a real Valkey."""
+"""Concurrent requests: API processes share a key's slots on a real Valkey."""
 
 from __future__ import annotations
 

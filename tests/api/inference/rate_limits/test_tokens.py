@@ -1,4 +1,4 @@
-"""Tokens a minute: shared by API processes on a real Valkey, counted when an answer has ended."""
+"""Tokens per minute: shared by API processes on a real Valkey, and counted when an answer has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits while Valkey is away, does not answer, or is not needed: each process counts for itself."""
+"""Limits while Valkey is unavailable, does not respond, or is not needed: each process counts separately."""
 
 from __future__ import annotations
 

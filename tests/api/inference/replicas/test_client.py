@@ -1,4 +1,4 @@
-"""The HTTP client for replicas over real sockets: which connections are kept, and which failures are which error."""
+"""The HTTP client for replicas over real sockets: which connections are kept, and the error for each failure."""
 
 from __future__ import annotations
 

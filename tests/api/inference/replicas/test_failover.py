@@ -1,4 +1,4 @@
-"""A request goes from replica to replica until a response has begun, on real sockets."""
+"""A request is sent to one replica after another until a response has begun, on real sockets."""
 
 from __future__ import annotations
 

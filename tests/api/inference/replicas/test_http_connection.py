@@ -1,4 +1,4 @@
-"""One connection to a replica: responses are read alike however they are cut, and broken ones are errors."""
+"""One connection to a replica: responses are parsed alike however the bytes are split, and malformed ones are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callers who would rather wait for a replica than get an error (`Mens-Max-Wait`), with one replica and with two."""
+"""Callers that prefer to wait for a replica instead of an error (`Mens-Max-Wait`), with one replica and with two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The replica pool's rules: which replica a model goes to, which may get requests, and where they are."""
+"""The replica pool's rules: the replica for a model, the replicas that may get requests, and their addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas of several bases behind one API: a request goes to one that serves the base of its model, or to none."""
+"""Replicas of several bases behind one API: a request goes to a replica that serves the base of its model, or to none."""
 
 from __future__ import annotations
 

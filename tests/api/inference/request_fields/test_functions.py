@@ -1,4 +1,4 @@
-"""``functions`` become tools on the way there, and calls ``function_call`` on the way back."""
+"""``functions`` are translated to tools in the request, and tool calls to ``function_call`` in the response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of schemas and grammars, wherever a request has them."""
+"""Limits of schemas and grammars, in every field of a request that can contain one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known fields: what would be ignored is refused, and every field of vLLM and OpenAI has an answer."""
+"""Known fields: fields that would be ignored are refused, and every field of vLLM and OpenAI is handled."""
 
 from __future__ import annotations
 

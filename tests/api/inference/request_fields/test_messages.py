@@ -1,4 +1,4 @@
-"""Messages: what vLLM would fail on or leave out is refused with its field, or translated."""
+"""Messages on which vLLM would fail, or of which it would omit a part, are refused with the field, or translated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Objects inside a request: what would be ignored is refused, and what OpenAI, vLLM and clients write there is not."""
+"""Objects inside a request: ignored fields are refused, and fields that OpenAI, vLLM and clients use there are
+accepted.
+"""
 
 from __future__ import annotations
 

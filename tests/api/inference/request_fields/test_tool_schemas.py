@@ -1,4 +1,4 @@
-"""Faults of tools' schemas: the place that is named is what xgrammar refuses."""
+"""Faults in tools' schemas: the named part is the one that xgrammar refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types of fields that vLLM fails on: refused with the field's name."""
+"""Types of fields on which vLLM fails are refused with the field's name."""
 
 from __future__ import annotations
 

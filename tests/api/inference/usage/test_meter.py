@@ -1,4 +1,4 @@
-"""The usage meter: requests get usage from vLLM, and the counts reach the database sooner or later."""
+"""The usage meter: requests get usage from vLLM, and the counts eventually reach the database."""
 
 from __future__ import annotations
 

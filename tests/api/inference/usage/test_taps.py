@@ -1,4 +1,6 @@
-"""Usage taps: a caller gets byte for byte what it requested, whatever the texts are and wherever the network cuts."""
+"""Usage taps: a caller gets exactly the bytes that it requested, whatever the texts are and however the network splits
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/keys: keys have a tenant, a role and limits, their secret is shown once, and changes apply at once."""
+"""/v1/keys: keys have a tenant, a role and limits, their secret is shown once, and changes apply immediately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET /v1/me says who calls, for whom, and how long that is valid."""
+"""GET /v1/me returns the caller, its tenant, and when its key or sign-in expires."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signing in: each half alone, other sites, ends, codes, other tenants, and the way there."""
+"""Signing in: each half alone, other sites, ends, codes, other tenants, and how to sign in."""
 
 from __future__ import annotations
 

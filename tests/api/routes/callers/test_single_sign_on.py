@@ -1,4 +1,4 @@
-"""Single sign-on: a person's way in and out, what their groups give them, and answers of a provider that lies."""
+"""Single sign-on: signing in and out, the role from a person's groups, and false answers of a provider."""
 
 from __future__ import annotations
 

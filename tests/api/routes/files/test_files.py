@@ -1,4 +1,4 @@
-"""/v1/files: uploads are streamed, hashed and limited, in whatever order the parts come."""
+"""/v1/files: uploads are streamed, hashed and limited, whatever the order of the form's parts."""
 
 from __future__ import annotations
 

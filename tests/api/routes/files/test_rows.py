@@ -1,4 +1,4 @@
-"""GET /v1/files/{id}/rows and /report: rows as the trainer learns them, pages by line, bad lines, bounds, processes."""
+"""GET /v1/files/{id}/rows and /report: rows as the trainer encodes them, pages by line, bad lines, limits, processes."""
 
 from __future__ import annotations
 

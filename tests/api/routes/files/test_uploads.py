@@ -1,4 +1,4 @@
-"""/v1/uploads: large files in parts, which come in any order, are repeated, are wrong, or never come."""
+"""/v1/uploads: large files in parts that arrive in any order, are repeated, are wrong, or never arrive."""
 
 from __future__ import annotations
 

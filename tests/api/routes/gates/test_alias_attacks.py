@@ -1,4 +1,5 @@
-"""A worse adapter takes an alias over no route of the API, in one call or several; a better one takes it in one call.
+"""A worse adapter cannot take over an alias through any route of the API, in one call or several; a better one can in
+one call.
 
 `tests/shared/database/names/test_move_evidence.py` has the rule with all its cases, on both databases; here are the routes, with a
 trainer's key, and that there are no others.

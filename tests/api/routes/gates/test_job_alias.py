@@ -1,4 +1,4 @@
-"""A job whose alias a policy governs says so when it is submitted, and by what it will be judged."""
+"""A job whose alias is under a policy says so when it is submitted, and names the gates that will judge it."""
 
 from __future__ import annotations
 

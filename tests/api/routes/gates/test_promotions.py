@@ -1,4 +1,4 @@
-"""POST /v1/promotions:evaluate: verdicts, what is missing, and errors with the field that is wrong."""
+"""POST /v1/promotions:evaluate: verdicts, missing evidence, and errors that name the invalid field."""
 
 from __future__ import annotations
 

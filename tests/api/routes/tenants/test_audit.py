@@ -1,4 +1,6 @@
-"""The audit log over the API: every route that changes something leaves an event, and each caller reads what it may."""
+"""The audit log over the API: every route that changes something leaves an event, and each caller can read only its
+part.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint permissions: another tenant's alias points to an adapter with one, and not without."""
+"""Checkpoint permissions: another tenant's alias can point to an adapter only with a permission."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/tenants: what operators see of every tenant."""
+"""/v1/tenants: the figures of every tenant that operators see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas, priorities and places of queued jobs over the API."""
+"""Quotas, priorities and queue positions of jobs over the API."""
 
 from __future__ import annotations
 

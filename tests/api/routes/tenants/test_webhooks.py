@@ -1,4 +1,4 @@
-"""/v1/webhook_endpoints: what admins of a tenant do with its endpoints, over HTTP and with OpenAI's own client."""
+"""/v1/webhook_endpoints: operations of a tenant's admins on its endpoints, over HTTP and with OpenAI's own client."""
 
 from __future__ import annotations
 

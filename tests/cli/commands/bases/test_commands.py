@@ -1,4 +1,4 @@
-"""``mens base``: the families that a tiny base can be made of; names that a base may not have; how one is removed."""
+"""``mens base``: the families of a tiny base, names that a base cannot have, and the removal of a base."""
 
 from __future__ import annotations
 

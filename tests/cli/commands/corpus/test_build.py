@@ -1,4 +1,4 @@
-"""``mens corpus build``: the actions, the output, and the code of a wrong recipe."""
+"""``mens corpus build``: the actions, the output, and the code for an invalid recipe."""
 
 from __future__ import annotations
 

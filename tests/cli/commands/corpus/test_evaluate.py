@@ -1,4 +1,4 @@
-"""``mens corpus eval``: the file of measures, the gates, and the exit code."""
+"""``mens corpus eval``: the file of measurements, the gates, and the exit code."""
 
 from __future__ import annotations
 

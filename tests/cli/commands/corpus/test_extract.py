@@ -1,4 +1,4 @@
-"""``mens corpus extract``: what was found and what was left out, for people and as JSON."""
+"""``mens corpus extract``: what was extracted and what was left out, for people and as JSON."""
 
 from __future__ import annotations
 

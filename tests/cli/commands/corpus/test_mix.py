@@ -1,4 +1,4 @@
-"""``mens corpus mix``: the table, the JSON report, exit codes, and the example as the docs have it."""
+"""``mens corpus mix``: the table, the JSON report, exit codes, and the example in the docs."""
 
 from __future__ import annotations
 

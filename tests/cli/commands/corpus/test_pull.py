@@ -1,4 +1,4 @@
-"""``mens corpus pull``: the example of the page as printed, one file of the newest rows, and no password in any output."""
+"""``mens corpus pull``: the example in the docs, one file with the newest rows, and no password in any output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mens corpus retract``, ``stats``, ``validate`` and ``where --adapter``: what they print, and their exit codes."""
+"""``mens corpus retract``, ``stats``, ``validate`` and ``where --adapter``: their output and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``mens corpus stats`` and ``retract`` next to files of other programs, and their exit codes where nothing matches."""
+"""``mens corpus stats`` and ``retract`` with files of other programs in the folder, and their exit codes if nothing
+matches.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mens data convert``: what it prints, its exit codes, its JSON; and the checks that lead to it."""
+"""``mens data convert``: its output, exit codes and JSON; and the checks that recommend it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``mens eval run`` and what follows it: a real API on a real socket, a real worker, and models that a test writes."""
+"""``mens eval run`` and the following commands: a real API on a real socket, a real worker, and models whose answers a
+test chooses.
+"""
 
 from __future__ import annotations
 

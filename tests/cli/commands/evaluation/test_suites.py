@@ -1,4 +1,6 @@
-"""``mens eval suites`` around a small program that writes what the harness writes; the real harness runs in `tests/system`."""
+"""``mens eval suites`` with a small program that writes the same files as the harness; the real harness runs in
+`tests/system`.
+"""
 
 from __future__ import annotations
 

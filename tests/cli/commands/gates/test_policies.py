@@ -1,4 +1,6 @@
-"""``mens policies`` and ``mens receipts``, and aliases under a policy: what passed, what failed and by how much, on a terminal alone."""
+"""``mens policies`` and ``mens receipts``, and aliases under a policy: what passed, what failed and by how much, using
+only a terminal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mens receipts show``: what a receipt says beside its gates."""
+"""``mens receipts show``: the parts of a receipt other than its gates."""
 
 from __future__ import annotations
 

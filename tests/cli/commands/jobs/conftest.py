@@ -1,4 +1,4 @@
-"""A file to tune on, for the tests of jobs."""
+"""A training file for the tests of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mens jobs`` against a real API on a real socket; the tests do what a worker would do."""
+"""``mens jobs`` against a real API on a real socket; the tests take the worker's place."""
 
 from __future__ import annotations
 

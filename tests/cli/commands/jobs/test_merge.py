@@ -1,4 +1,4 @@
-"""``mens jobs merge --base-shard …``: the original's merge on this machine, by the worker's own program."""
+"""``mens jobs merge --base-shard …``: the original's merge on this machine, with the worker's own program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mens keys``, in the database and over a real API: what a new key may do, its limits, and which key a name means."""
+"""``mens keys``, on the database and over a real API: roles of a new key, its limits, and the key that a name means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The harness's environment: one folder for each lock, complete or not there."""
+"""The harness's environment: one folder for each lock, which is complete or does not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The harness's command line, environment and end; a small program stands for it here, the real one runs in `tests/system`."""
+"""The harness's command line, environment and exit; here with a small substitute program, in `tests/system` with the
+real harness.
+"""
 
 from __future__ import annotations
 

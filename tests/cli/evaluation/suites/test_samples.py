@@ -1,4 +1,4 @@
-"""What lm-evaluation-harness leaves behind, as scores of items in pairs."""
+"""The files that lm-evaluation-harness writes, read as paired scores of items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form of a chat template is found where there is one, reproduces the template, and is refused where there is none."""
+"""The form of a chat template is found if it has one, reproduces the template, and is refused otherwise."""
 
 from __future__ import annotations
 

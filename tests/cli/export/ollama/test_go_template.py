@@ -1,4 +1,4 @@
-"""Templates as Ollama runs them: Go's own text/template writes what the base's chat template writes."""
+"""Templates as Ollama runs them: Go's own text/template renders the same text as the base's chat template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Modelfile: one that Ollama's grammar takes, for the adapter's merged model or its base, and refused for any other folder."""
+"""The Modelfile follows Ollama's grammar, for the adapter's merged model or its base; any other folder is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Instructions for texts that exist: units keep their licence and are parents, and the judge leaves out what does not fit."""
+"""Instructions for existing texts: units keep their licence and are recorded as parents, and the judge drops unsuitable
+rows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judgements of a model: a number within its range, a label, and what is left out."""
+"""Judgements of a model: a number within its range, a label, and rows that are left out."""
 
 from __future__ import annotations
 

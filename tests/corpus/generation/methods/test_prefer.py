@@ -1,4 +1,4 @@
-"""Pairs of answers: the best and the worst by a grader, as rows that DPO trains on."""
+"""Pairs of answers: the best and the worst according to a grader, as rows for DPO."""
 
 from __future__ import annotations
 

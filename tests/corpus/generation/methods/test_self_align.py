@@ -1,4 +1,4 @@
-"""Answers with tests: only those stay that pass tests which fail without them."""
+"""Answers with tests: an answer stays only if it passes tests that fail without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""New instructions: they differ from people's and from each other, and do not depend on the number of requests at once."""
+"""New instructions differ from the given ones and from each other, and do not depend on the number of concurrent
+requests.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The closed list: what it names exists, and no statement goes round it."""
+"""The closed list of tables: everything that it names exists, and no statement bypasses it."""
 
 from __future__ import annotations
 

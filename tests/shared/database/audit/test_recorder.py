@@ -1,4 +1,6 @@
-"""The recorder on both databases: one event for each change, in its transaction, by the one who acts, and without secrets."""
+"""The recorder on both databases: one event for each change, in its transaction, with the acting identity, and without
+secrets.
+"""
 
 from __future__ import annotations
 

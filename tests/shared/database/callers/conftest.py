@@ -1,4 +1,4 @@
-"""Fixtures of those who call."""
+"""Fixtures of callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets of keys on both databases: accepted, replaced, never stored."""
+"""Secrets of keys on both databases: accepted, replaced, and never stored in plain text."""
 
 from __future__ import annotations
 

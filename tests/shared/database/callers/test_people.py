@@ -1,4 +1,4 @@
-"""Keys of people whom an identity provider vouches for, on both databases."""
+"""Keys of people who sign in through an identity provider, on both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Permissions for adapters on both databases: whose record is whose, where several tenants have the same content."""
+"""Permissions for adapters on both databases: the owner of each record, if several tenants have the same content."""
 
 from __future__ import annotations
 

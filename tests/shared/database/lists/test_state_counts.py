@@ -1,4 +1,4 @@
-"""Numbers of jobs by state: those that a tenant sees, from an index alone. On both databases."""
+"""Numbers of jobs by state: only those that a tenant can see, read from an index alone. On both databases."""
 
 from __future__ import annotations
 

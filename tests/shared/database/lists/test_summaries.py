@@ -1,4 +1,4 @@
-"""Summaries of jobs: what lists show, in a tenth of the bytes."""
+"""Summaries of jobs: the fields that lists show, in a tenth of the bytes."""
 
 from __future__ import annotations
 

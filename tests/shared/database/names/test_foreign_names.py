@@ -1,4 +1,6 @@
-"""Foreign names on both databases: each tenant's own, recorded as alias moves are, and clear when what they name is gone."""
+"""Foreign names on both databases: separate for each tenant, recorded like moves of aliases, and with a clear error if
+the target is gone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No name moves without evidence: over no verb, over no other name, and in no race. On both databases."""
+"""No name moves without evidence: by any operation, through any other name, and in any race. On both databases."""
 
 from __future__ import annotations
 

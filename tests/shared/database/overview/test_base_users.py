@@ -1,4 +1,4 @@
-"""The name of a base against what all tenants have, on both databases."""
+"""The name of a base compared with the names of all tenants, on both databases."""
 
 from __future__ import annotations
 

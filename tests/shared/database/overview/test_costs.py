@@ -1,4 +1,4 @@
-"""Costs: GPU time beside tokens, by day, tenant, key and base, on both databases."""
+"""Costs: GPU time and tokens by day, tenant, key and base, on both databases."""
 
 from __future__ import annotations
 

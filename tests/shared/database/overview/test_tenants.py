@@ -1,4 +1,4 @@
-"""Tenants side by side, on both databases."""
+"""The list of all tenants, on both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Webhooks are counted over all tenants; what is due and not sent is late, what waits for its time or its turn is not."""
+"""Webhooks counted over all tenants: a delivery that is due and not sent is late; one that waits for its time or its
+turn is not.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims by the rule of the queue, on both databases: fair, within quotas, and right when workers claim at once."""
+"""Claims by the rule of the queue, on both databases: fair, within quotas, and correct when workers claim concurrently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places of queued jobs from the rows, and the accuracy of past estimates, on both databases."""
+"""Positions of queued jobs, and the accuracy of past estimates, on both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas on both databases: refusals that say how much and until when, and no race past them."""
+"""Quotas on both databases: refusals that name the amount and the end, and no race that exceeds them."""
 
 from __future__ import annotations
 

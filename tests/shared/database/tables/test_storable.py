@@ -1,4 +1,4 @@
-"""Whatever is stored in a JSON column can be stored and sent; what both databases accept is unchanged."""
+"""Everything in a JSON column can be stored and returned; values that both databases accept are unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The outbox on both databases: written with the end of a job, claimed by one, tried on a schedule, ended after a bound."""
+"""The outbox on both databases: written with the end of a job, claimed by one worker, retried on a schedule, ended
+after a limit.
+"""
 
 from __future__ import annotations
 

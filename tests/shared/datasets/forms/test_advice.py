@@ -1,4 +1,4 @@
-"""Files of other programs get one sentence that names their form, and the command that converts them."""
+"""Files of other programs get one sentence that names their form and the command that converts them."""
 
 from __future__ import annotations
 

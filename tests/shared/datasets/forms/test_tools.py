@@ -1,4 +1,6 @@
-"""Tools and calls of other programs: read as the chat API's, or refused with the form's name; never trained as they are."""
+"""Tools and calls of other programs are read as those of the chat API, or refused with the form's name; they are never
+trained on unchanged.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of rated answers: every form is read as the same chat, and every fault has its code and its place."""
+"""Rows of rated answers: every form is read as the same chat, and every fault has its code and field."""
 
 from __future__ import annotations
 

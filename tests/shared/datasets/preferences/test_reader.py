@@ -1,4 +1,4 @@
-"""The pass over a file of preferences: counts, faults by line, and what is left out of memory."""
+"""The pass over a file of preferences: counts, faults by line, and what is not kept in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of preferences: every form that is in use, and every fault with its code and its place."""
+"""Preference rows: every form in use, and every fault with its code and field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From rows to tensors: nothing lost, nothing twice, every target predicted by the position before it."""
+"""From rows to tensors: no token is lost or repeated, and every target is predicted by the position before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run trains on, once rows are held out and skipped; and those are the rows that its plan counts."""
+"""The rows that a run trains on, after some are held out and skipped, are the rows that its plan counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels without offsets are labels with offsets, whatever the text, the template and the tokenizer."""
+"""Labels computed without offsets equal those computed with offsets, whatever the text, the template and the tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every row that the trainer would leave out is counted before, by line: by `mens data check`, plan and preflight."""
+"""Every row that the trainer would leave out is counted beforehand, with its line: by `mens data check`, plan and
+preflight.
+"""
 
 from __future__ import annotations
 

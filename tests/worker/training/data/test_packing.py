@@ -1,4 +1,4 @@
-"""Packing: every row once, no bin over its capacity, few bins, the same ones always, and a million rows in seconds."""
+"""Packing: every row once, no bin over its capacity, few bins, always the same ones, and a million rows in seconds."""
 
 from __future__ import annotations
 

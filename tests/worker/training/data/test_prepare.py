@@ -1,4 +1,4 @@
-"""A file becomes rows: what is kept, what is skipped and counted, what is refused, and a cache that is never a lie."""
+"""Encoding a file: the rows that are kept, skipped with a count, or refused, and a cache that is never outdated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replayed rows: how many, each once an epoch, all in turn, and in among the others."""
+"""Replayed rows: how many, each at most once per epoch, all in turn, and mixed with the others."""
 
 from __future__ import annotations
 

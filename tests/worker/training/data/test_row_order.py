@@ -1,4 +1,4 @@
-"""The order of a run: complete epochs, known before the first step, and the same from any step on."""
+"""The order of a run: complete epochs, known before the first step, and the same after a start at any step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the label builder makes of a text is what transformers, and with it the serving tier, makes of it."""
+"""The label builder gives the same tokens for a text as transformers, and so as the serving tier."""
 
 from __future__ import annotations
 

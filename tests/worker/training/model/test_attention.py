@@ -1,4 +1,4 @@
-"""Documents that share a sequence do not know of each other."""
+"""Documents that share a sequence do not influence each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan's memory on a CPU against what the trainer's process really takes, on a real model."""
+"""The planned memory on a CPU compared with the memory that the trainer's process really uses, on a real model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear attention's scan against transformers' reference: values, gradients, boundaries, and what it moves."""
+"""Linear attention's scan compared with transformers' reference: values, gradients, boundaries, and memory traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fused functions against their formulas, by autograd and by finite differences."""
+"""The fused functions compared with their formulas, by autograd and by finite differences."""
 
 from __future__ import annotations
 

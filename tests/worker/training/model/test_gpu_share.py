@@ -1,4 +1,4 @@
-"""A trainer beside a replica on one GPU: it keeps to its part, and waits for memory that another program holds."""
+"""A trainer next to a replica on one GPU: it keeps to its share, and waits for memory that another program holds."""
 
 from __future__ import annotations
 

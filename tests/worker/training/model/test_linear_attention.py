@@ -1,4 +1,6 @@
-"""Qwen3.5's layers with their own forward against transformers', on a CPU, on meta tensors, and with a pretended kernel."""
+"""Qwen3.5's layers with our forward pass compared with transformers', on a CPU, on meta tensors, and with a simulated
+kernel.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The head's loss: the numbers of cross-entropy over all logits, chunk by chunk and without keeping them."""
+"""The head's loss equals the cross-entropy over all logits, but is computed in chunks without keeping the logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run uses memory: as much as there is, fastest first, and never more than allowed."""
+"""How a run uses memory: all that is allowed, with the fastest use first, and never more."""
 
 from __future__ import annotations
 

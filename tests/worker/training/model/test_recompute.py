@@ -1,4 +1,4 @@
-"""Values that are computed again in the backward pass equal those that would have been kept, to the bit."""
+"""Values that are recomputed in the backward pass equal the saved ones bit for bit."""
 
 from __future__ import annotations
 

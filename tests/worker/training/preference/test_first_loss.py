@@ -1,4 +1,4 @@
-"""The check of the first loss: its bounds by precision, and what passes none."""
+"""The check of the first loss: its limits by precision, and values that exceed them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""KTO from end to end in the trainer: what it learns, reports, keeps, and how it resumes; a whole run beside TRL's."""
+"""KTO from end to end in the trainer: what it learns, reports, keeps, and how it resumes; a whole run compared with
+TRL's.
+"""
 
 from __future__ import annotations
 

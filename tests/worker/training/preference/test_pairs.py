@@ -1,5 +1,5 @@
-"""Micro-batches of pairs: both answers of a pair are together, packed or padded, within the budget; and a prompt that is
-computed once gives what it gives when it is computed for each answer.
+"""Micro-batches of pairs: both answers of a pair are together, packed or padded, within the budget; and a prompt that
+is computed once gives the same result as when it is computed for each answer.
 """
 
 from __future__ import annotations

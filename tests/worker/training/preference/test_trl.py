@@ -1,4 +1,4 @@
-"""Losses and gradients beside TRL 1.16's own, on random log-probabilities of answers of 1 to 400 tokens."""
+"""Losses and gradients compared with those of TRL 1.16, on random log-probabilities of answers of 1 to 400 tokens."""
 
 from __future__ import annotations
 

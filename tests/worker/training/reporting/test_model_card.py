@@ -1,4 +1,4 @@
-"""The model card: what the hub reads of it, what people read, and that nothing in it is markup by accident."""
+"""The model card: the fields that the hub reads, the text for people, and that nothing becomes markup by accident."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reports of a finished run: every field measured, and the summary last."""
+"""The reports of a finished run: every field is measured, and the summary is written last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telemetry and metrics: lines that anyone can parse, at any moment, and that hold no text of the data."""
+"""Telemetry and metrics: lines that are valid at every moment, and contain no text of the data."""
 
 from __future__ import annotations
 

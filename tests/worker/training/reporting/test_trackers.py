@@ -1,4 +1,6 @@
-"""Trackers, each for real: TensorBoard's files, MLflow's own store on this machine, W&B offline; and that none can hurt."""
+"""Real trackers: TensorBoard's files, MLflow's own store on this machine, W&B offline; and that a tracker's failure
+does not affect a run.
+"""
 
 from __future__ import annotations
 

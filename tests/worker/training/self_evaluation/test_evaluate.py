@@ -1,4 +1,4 @@
-"""The self-evaluation of real runs: its numbers are validation's, it changes no adapter, and it fails no run."""
+"""The self-evaluation of real runs: its numbers equal validation's, it changes no adapter, and it fails no run."""
 
 from __future__ import annotations
 

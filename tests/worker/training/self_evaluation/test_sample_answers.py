@@ -1,4 +1,4 @@
-"""Sample answers: which rows, the token ids of a request, and that sharing a pass changes no answer."""
+"""Sample answers: the chosen rows, the token ids of a request, and that sharing a forward pass changes no answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that were given the kernels compute on a CPU as before, bit for bit, and use them where they are chosen."""
+"""Models with kernels compute on a CPU as before, bit for bit, and use the kernels if they are chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels run on a GPU on which they agree with torch, and nowhere else."""
+"""Kernels run only on a GPU on which they agree with torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""flash-linear-attention's kernel computes on a GPU on which it agrees with torch, and nowhere else."""
+"""flash-linear-attention's kernel runs only on a GPU on which it agrees with torch."""
 
 from __future__ import annotations
 

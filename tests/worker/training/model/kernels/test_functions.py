@@ -1,4 +1,4 @@
-"""The kernels compute what torch does: `parity.py`, in Triton's interpreter, and on a GPU."""
+"""The kernels compute the same as torch: `parity.py`, in Triton's interpreter, and on a GPU."""
 
 from __future__ import annotations
 
