@@ -1,6 +1,6 @@
 """The layout of source and tests: what tests may import, names of classes and tests, package docstrings, argument names.
 
-Each check is a function from source text to faults, so that a test can show that it finds one.
+Each check is a function that returns the faults in a source text, so that a test can show that it finds them.
 """
 
 from __future__ import annotations

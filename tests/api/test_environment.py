@@ -1,6 +1,6 @@
 """The API's environment, made from its own lock file alone, has no GPU library and starts the API.
 
-`make test` looks at the lock file alone.
+`make test` only reads the lock file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """No field of a request body accepts a string or a boolean as a number, or anything else as a boolean.
 
-The types of every route's body are walked, so a field that a route gets later is held to it too.
+The test walks the types of every route's body, so it also covers fields that are added later.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The requests of every client, and the answers of the tuned model in ``tests/system/conftest.py``.
 
-The programs of this folder are run by ``tests/system/test_clients.py``, each in the environment of a lock of its own, with the
-names of a tuned model and of its base, and a key that may send one request a minute.
+``tests/system/test_clients.py`` runs the programs of this folder, each in the environment of its own lock, with the
+names of a tuned model and of its base, and a key that may send one request per minute.
 """
 
 from __future__ import annotations

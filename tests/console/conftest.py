@@ -1,7 +1,7 @@
 """One installation of the tiny base with real jobs, and one Chromium, for all tests of the console.
 
-The browser is of a module, not of the session: while Playwright runs, its event loop is the running one of this process, and no other
-test can call `asyncio.run`.
+The browser has module scope and not session scope: while Playwright runs, its event loop runs in this process, and no
+other test can call `asyncio.run`.
 """
 
 from __future__ import annotations

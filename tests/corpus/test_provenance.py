@@ -1,4 +1,4 @@
-"""Ids of rows depend only on turns and tools; provenance still exists when its file is gone."""
+"""Ids of rows depend only on turns and tools; provenance is read as it was written."""
 
 from __future__ import annotations
 

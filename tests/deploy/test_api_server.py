@@ -1,8 +1,8 @@
 """Helm installs each values file into a real API server, with pod security and network policies.
 
 The server is the one of Kubernetes 1.20, the newest whose source Debian has; ``python -m tests.deploy.api_server.build FOLDER`` builds it, and
-``MENS_TEST_KUBE_APISERVER=FOLDER/kube-apiserver`` names it. There is no node and no controller: what a controller makes of a template, a pod,
-these tests make.
+``MENS_TEST_KUBE_APISERVER=FOLDER/kube-apiserver`` names it. The server has neither nodes nor controllers: the tests
+themselves create the pods that a controller would create from a template.
 """
 
 from __future__ import annotations

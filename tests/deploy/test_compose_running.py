@@ -2,7 +2,8 @@
 answer of a tuned model.
 
 ``MENS_TEST_CONTAINERS=1 pytest tests/deploy/test_compose_running.py -s`` runs it: it needs a daemon, some 15 GB of disk and the images
-that the file names. ``MENS_TEST_TORCH_BACKEND=`` (empty) takes torch from wherever uv of the base image is configured to look.
+that the file names. ``MENS_TEST_TORCH_BACKEND=`` (empty) gets torch from the index that uv in the base image is
+configured to use.
 """
 
 from __future__ import annotations

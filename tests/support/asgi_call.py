@@ -11,7 +11,7 @@ class AsgiResponse:
 
     Attributes:
         messages: its messages, in order.
-        status, headers, body: of an HTTP response.
+        status, headers, body: parts of an HTTP response.
     """
 
     def __init__(self, messages: list[dict[str, Any]]) -> None:

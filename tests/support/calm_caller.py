@@ -21,13 +21,14 @@ class CalmCaller:
     """Times are in seconds.
 
     Attributes:
-        client: makes a client of the API.
-        requests: arguments of ``httpx.Client.request``; each is sent in a round.
-        servers: ids of the processes that work for an answer, one after the other.
+        client: creates a client of the API.
+        requests: arguments of ``httpx.Client.request``; each round sends all of them.
+        servers: ids of the processes that handle a request, in order.
         slowest: the longest time that an answer took.
-        longest_wait: the same without the time in which this process and the servers were ready to run and the machine was
-            busy with other things: of each process its main thread, and the other thread that was delayed longest, for an
-            answer may pass through one. Computing for others counts, and so does waiting for a lock, a thread or the network.
+        longest_wait: the same, without the time in which this process and the servers were ready to run but the machine
+            was busy with other work. For each process, this is the delay of its main thread plus that of its most
+            delayed other thread, because a response may pass through one. Time that the servers compute for others is
+            included, and so is waiting for a lock, a thread or the network.
         count: requests that were answered.
     """
 

@@ -1,6 +1,7 @@
 """A fake of OpenAI's API on a loopback port, as far as a migration reads it, with quirks that its users have seen.
 
-Written by hand after the documented shapes; nothing in it was recorded. Lists have small pages, so that few objects make many.
+It is written by hand from the documented formats; nothing was recorded. Pages of lists are small, so that few objects
+need several pages.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ class FakeOpenAI:
 
     Attributes:
         requests: method and target of every request, in order.
-        evals_end: the status of every request for evals, once they are switched off.
+        evals_end: the status of every request for evals after OpenAI has switched them off.
         forbidden_files: ids of files whose content is refused.
-        deleted_meanwhile: paths of lists whose first page's last object is deleted once that page was sent.
-        empty_last_page: paths of lists that say ``has_more`` on their last page, and on an empty one after it.
-        limited: requests that are refused with 429 before one is served, by path.
-        retry_after: seconds, as such a refusal says them.
-        before: sees each request's number and path; a response that it gives is sent instead.
+        deleted_meanwhile: paths of lists; the last object of the first page is deleted after that page was sent.
+        empty_last_page: paths of lists that return ``has_more`` on their last page, followed by an empty page.
+        limited: number of requests that are refused with 429 before one is served, by path.
+        retry_after: seconds in the ``Retry-After`` of such a refusal.
+        before: called with each request's number and path; if it returns a response, that is sent instead.
         complete: the answer of a model to a chat request.
         call_tools: the tool calls of its answer.
     """

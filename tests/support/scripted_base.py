@@ -1,7 +1,7 @@
 """A base with known answers: after the generation prompt, it writes ``ab`` and the end of its turn, and repeats this as
 long as it may continue.
 
-Its config files name another EOS than its chat template writes, as those of many pretrained bases do.
+Its config files name a different EOS from the one that its chat template writes, as in many pretrained bases.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class ScriptedReplica:
     Attributes:
         breaks: whether the connection is cut after the last piece.
         asked: paths and bodies.
-        abandoned: set once a caller has left, or has its whole answer.
+        abandoned: set once a caller has disconnected, or has received the whole response.
     """
 
     pieces: list[bytes] = field(default_factory=list)

@@ -16,11 +16,13 @@ class RawReplica:
     """Listens on its own port, which it keeps when it is stopped and started again.
 
     Attributes:
-        mode: what becomes of a completion: ``answer``, ``stream``, ``held`` (a stream that ends once the mode is another), ``503``, ``500``, ``500 and close`` (without
-            saying so), ``drop`` (before anything), ``dead`` (its engine is), ``dies`` (its engine does, of this one: the mode is ``dead`` from now on, and ``health`` 503),
-            ``headers`` (then drop), ``one`` (one event, then drop), ``short`` (half of an answer, then drop), ``hang``.
+        mode: the response to a completion: ``answer``, ``stream``, ``held`` (a stream that ends once the mode changes),
+            ``503``, ``500``, ``500 and close`` (without announcing the close), ``drop`` (before any byte), ``dead``
+            (the engine is dead), ``dies`` (this completion kills the engine: from now on the mode is ``dead``, and
+            ``health`` 503), ``headers`` (then drop), ``one`` (one event, then drop), ``short`` (half of an answer, then
+            drop), ``hang``.
         health: status of the health route.
-        serves: what it says of itself; None: nothing.
+        serves: the capabilities that it reports; None: none.
         asked: bodies of completions, in order.
     """
 

@@ -1,8 +1,8 @@
 """Several trainings in the same two processes, one after another: starting the processes takes many times as long as
 the tiny runs.
 
-``python -m torch.distributed.run --nproc-per-node=2 -m tests.support.trainings_of_two FOLDER``, where the folder holds the
-plans :data:`PLAIN` and :data:`DROPOUT`; each training gets the folder of its name in it.
+``python -m torch.distributed.run --nproc-per-node=2 -m tests.support.trainings_of_two FOLDER``, where the folder has
+the plans :data:`PLAIN` and :data:`DROPOUT`; each training writes into its subfolder of that name.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class VllmServer:
         url: its base URL.
         log: the file with its output.
         start_seconds: how long it took to become healthy.
-        pid: of the server, which is also its process group.
+        pid: process id of the server, which is also its process group.
     """
 
     url: str

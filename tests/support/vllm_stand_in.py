@@ -16,7 +16,8 @@ class FakeVllm:
     """An application with vLLM's ``state``: a completion stays in the engine until it is released or aborted.
 
     Attributes:
-        calls: how the engine and the server were told to drop an adapter, with the cached files at that moment.
+        calls: the calls by which engine and server were told to drop an adapter, each with the cached files at that
+            moment.
         lingers: the engine still has a request when its caller has disconnected and the application has returned.
     """
 

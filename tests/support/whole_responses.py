@@ -1,7 +1,8 @@
 """Requests of starlette's `TestClient` whose response is read as a whole, in one call to the thread in which the
 application runs.
 
-Its own way takes eight calls a request, each with two switches of threads: more than half of the time of most requests.
+By default, `TestClient` makes eight such calls per request, each with two thread switches, which is more than half of
+the time of most requests.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Adapters that cannot be confused with one another: each answers with its own four letters, whatever the request.
 
-Which of the four comes next depends on everything before it, so the exact text also tells whose keys and values the engine
-read; one token is enough to tell whose weights it used.
+Each of the four letters depends on all tokens before it. So the exact text also shows whose keys and values the engine
+used, and a single token shows whose weights it used.
 
-How: the last layer's MLP gets neurons whose gate and up projections are the same w·x, and a twin of each with -w·x. As
-silu(g)·g is never negative, a pair gives about (w·x)² whatever x is, and the down projection adds that much of one letter's
-embedding. It outweighs all the rest, so one of the four letters wins, the one whose w fits x best.
+This works as follows. The last layer's MLP gets neurons whose gate and up projections are both w·x, and for each of
+them a second neuron with -w·x. Because silu(g)·g is never negative, such a pair gives about (w·x)² for every x, and the
+down projection adds the embedding of one letter with this factor. It outweighs everything else, so the output is the
+letter whose w matches x best.
 """
 
 from __future__ import annotations

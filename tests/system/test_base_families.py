@@ -1,7 +1,8 @@
 """Each base family in the README: a tiny base of it is built, tuned, certified and served, in a separate installation.
 
-What is served is held against transformers and PEFT alone, with the adapter's stored files on the base's: the same answers, word by word.
-For Qwen3.5, the family of the default base, the whole loop: a trainer that is killed and resumes, a merge, and the merged model served.
+Served answers are compared, word by word, with those of transformers and PEFT alone, which load the adapter's stored
+files on the base's. For Qwen3.5, the family of the default base, the test includes a trainer that is killed and
+resumes, a merge, and serving the merged model.
 """
 
 from __future__ import annotations

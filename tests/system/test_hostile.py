@@ -1,8 +1,8 @@
 """Hostile requests by two tenants and without a key to an API alone: no 5xx, bounded memory, and another caller who is
 not affected.
 
-A thousand in `make test`, some thousand in `make long`; `test_hostile_users.py` sends what reaches a replica. ``-s`` prints the
-counts; docs/usage.md has those of one run.
+`make test` sends a thousand requests, `make long` several thousand; `test_hostile_users.py` sends those that reach a
+replica. ``-s`` prints the counts; docs/usage.md has those of one run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Hostile requests with a key to a real replica: no 5xx, bounded memory, no dead process, and another caller whose
 chats are not affected.
 
-Short grammars and expressions that are costly, messages that are malformed, streams, and callers who leave after the first line.
-Some hundred requests in `make test`, some thousand in `make long`; ``-s`` prints the counts, and docs/usage.md has those of one run.
+The requests are short but expensive grammars and regular expressions, malformed messages, and streams whose callers
+disconnect after the first line. `make test` sends several hundred, `make long` more than a thousand; ``-s`` prints the
+counts, and docs/usage.md has those of one run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Never the wrong adapter: two real replicas, more adapters than they have room for, and many changes at the same time.
 
-Under load one replica is killed and started again, the other is paused and then told to stop, aliases are moved, split and
-rolled back, jobs publish new adapters, and some callers ask for the prompt's log-probabilities, as a job's proof does. No answer
-and no score may be another adapter's, none may be lost, only a kill may cut one, and what is cut must be seen to be.
+Under load, one replica is killed and restarted, the other is paused and then stopped. Meanwhile, aliases are moved,
+split and rolled back, jobs publish new adapters, and some callers request the prompt's log-probabilities, as a job's
+certification does. No answer or score may come from another adapter, and none may be lost. Only a kill may truncate an
+answer, and the caller must be able to see that.
 
 In `make test` each of these happens alone, to one replica: `tests/vllm/test_unload.py`, `test_loading_under_load.py`, `test_cpu_patch.py`.
 """

@@ -1,6 +1,6 @@
 """A tuned model moves from OpenAI, with all its quirks, to an installation; its program changes only base URL and key.
 
-Each command by itself is in `make test`: tests/openai_migration/commands.
+`make test` tests each command separately: tests/openai_migration/commands.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A real installation's responses on OpenAI's routes match OpenAI's own specification.
 
-What the API answers without a model is checked in tests/api/openai/test_specification.py, what it answers of evals in test_examples.py.
+Responses that need no model are checked in tests/api/openai/test_specification.py, and those about evals in
+test_examples.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Faults that a whole installation survives: the cheap fault trials, with the same verdicts.
 
-`python -m tests.system.fault_trials` makes all of them; `docs/faults.md` has their outcomes. `tests/worker/jobs/test_runner.py` has the same
-without an installation.
+`python -m tests.system.fault_trials` makes all of them; `docs/faults.md` has their outcomes.
+`tests/worker/jobs/test_runner.py` tests the same without an installation.
 """
 
 from __future__ import annotations

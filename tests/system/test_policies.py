@@ -1,7 +1,8 @@
 """A policy on an alias, from the command line, with real training and real answers: a better adapter takes the alias
 over, a worse one cannot.
 
-Its parts are in `make test`: the judgement of a job in tests/worker/jobs/test_judge.py, every way to move a name in tests/api/routes/gates.
+`make test` tests the parts: the judging of a job in tests/worker/jobs/test_judge.py, and every operation that moves a
+name in tests/api/routes/gates.
 """
 
 from __future__ import annotations

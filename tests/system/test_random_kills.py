@@ -1,9 +1,10 @@
 """kill -9 and pauses of random processes under load: no job is lost, repeated or stuck, and equal jobs have equal
 results.
 
-`make test` kills each process once (`test_restarts.py`), Valkey and the API under a job (`test_chaos.py`), and trainer and worker in
-`tests/worker`. Five of them here, of which one is a pause that outlasts a lease. ``MENS_TEST_KILLS=100 pytest tests/system/test_random_kills.py -s``
-makes it a hundred, and prints the counts; ``MENS_TEST_KILLS_SEED`` draws others.
+`make test` kills each process once (`test_restarts.py`), Valkey and the API during a job (`test_chaos.py`), and trainer
+and worker in `tests/worker`. This test makes five kills and pauses, one of which is a pause that outlasts a lease.
+``MENS_TEST_KILLS=100 pytest tests/system/test_random_kills.py -s`` makes a hundred and prints the counts;
+``MENS_TEST_KILLS_SEED`` selects different ones.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""SFT, then DPO from it, on SmolLM2-135M-Instruct: rows teach it to apologise after each answer, and pairs that prefer the same answer
-without the apology take that away again, on other questions too, and nothing of what it knows.
+"""SFT, then DPO from the tuned model, on SmolLM2-135M-Instruct: rows teach it to apologise after each answer. Pairs
+that prefer the same answer without the apology undo that, on other questions too, without a loss of knowledge.
 
 ``make long`` trains with the three seeds of the table in docs/preference.md; ``make everything``, as CI runs it, with the first alone.
 """

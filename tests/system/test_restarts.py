@@ -1,7 +1,8 @@
 """kill -9 of each process of an installation on one machine: each is back within a stated time, and works again.
 
-Of a replica its engine is killed, with which it ends; its own process is in `make long`, under a job (`test_chaos.py`). So is supervisord
-here, with which all others end; `tests/cli/commands/test_up.py` kills one that runs programs of no weight.
+For a replica, the test kills the engine, and the replica ends with it; `make long` kills the replica's own process
+during a job (`test_chaos.py`). It also kills supervisord, with which all other processes end, only in `make long`;
+`tests/cli/commands/test_up.py` kills one that runs trivial programs.
 """
 
 from __future__ import annotations

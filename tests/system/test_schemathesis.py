@@ -1,8 +1,9 @@
 """schemathesis sends requests that an OpenAPI document permits and requests that it forbids: no 5xx, and no undeclared
 response.
 
-The document is the API's own, and for requests to models OpenAI's too. Seeded and bounded. Requests to models go to the whole installation, so that vLLM has to take them; all others to an API with
-PostgreSQL of its own, where they may break what they find.
+The document is the API's own and, for requests to models, also OpenAI's. The requests are seeded and their number is
+limited. Requests to models go to the whole installation, so that vLLM has to handle them; all others go to an API with
+a separate PostgreSQL, where they may change anything.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Without a shared folder, the whole loop runs on a bucket, PostgreSQL and Valkey, and a job continues on another
 machine.
 
-On one machine the same loop is in `make test` (`test_demo.py`), and so are the kills, most of them with no job at work
-(`test_restarts.py`, `test_chaos.py`); bucket and PostgreSQL are there by themselves.
+`make test` has the same loop on one machine (`test_demo.py`), and the kills, most of them while no job runs
+(`test_restarts.py`, `test_chaos.py`); it tests the bucket and PostgreSQL separately.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Assumptions about the installed vLLM: its arguments, its parsers, its slots, its errors. No server is started.
 
-The golden files that name GPUs are parsed here too: without a GPU no server starts, but the parser accepts them or not.
+The golden files for GPUs are parsed here too: without a GPU, a server cannot start with them, but vLLM's parser can
+still accept or refuse them.
 """
 
 from __future__ import annotations

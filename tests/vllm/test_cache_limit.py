@@ -1,7 +1,7 @@
 """A real vLLM whose cache holds two of four adapters: files are removed and fetched while it answers, and the engine
 never misses one.
 
-At last the engine computes nonsense: its health check turns red, and the replica ends.
+At the end, the engine computes wrong results: the health check fails, and the replica exits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Qwen3.5 on the real vLLM, which needs torchvision for it and does not have it here: text-only, and with a vision part
 as on the hub.
 
-Reference: transformers and PEFT alone, in bfloat16, which is all that vLLM computes linear attention in on a CPU.
+The reference is transformers with PEFT, in bfloat16, the only dtype in which vLLM computes linear attention on a CPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One chat as a training row and as a request: trainer and replica render the same text, with every template.
 
-The trainer's side is Mens' own; the replica's is the API, vLLM's parsing of requests and transformers' chat templating.
+The trainer uses Mens's own code; the replica's text comes from the API, vLLM's parsing of requests, and transformers'
+chat templates.
 """
 
 from __future__ import annotations

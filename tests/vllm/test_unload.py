@@ -1,6 +1,6 @@
 """Unloading from a real vLLM that keeps one adapter in memory: every other request reads an adapter's files again.
 
-At last the server is told to stop while it streams.
+At the end, the server is stopped while it streams.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Parity between stacks, bottom up: f32 primitives and NF4 of NumPy against torch and bitsandbytes, on the original's fixtures.
+"""Agreement between implementations, bottom up: f32 operations and NF4 in NumPy compared with torch and bitsandbytes,
+on the original's fixtures.
 
 The whole models are compared in `test_merge.py` (merged against base + adapter), `tests/vllm/test_certificates.py` and
 `tests/vllm/test_parity.py` (served against trained).

@@ -1,6 +1,6 @@
 """The launcher of several processes, with small programs in place of the trainer: the worker sees them as one process.
 
-``make test`` has one ending of each kind: a stop, a coded error, a kill from outside and one by the worker.
+``make test`` has one case of each kind: a stop, an error with a code, a kill from outside, and a kill by the worker.
 """
 
 from __future__ import annotations

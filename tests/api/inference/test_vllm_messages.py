@@ -1,5 +1,6 @@
-"""vLLM's validation messages in the caller's words. The texts are those of vLLM 0.32.0, collected from its request models and
-its error handler; the last test gets them from the installed one again."""
+"""vLLM's validation messages, translated for callers. The messages are those of vLLM 0.32.0, collected from its request
+models and its error handler; the last test collects them again from the installed vLLM.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The previous release works on the current schema: its own tests of `shared/database/`, where all SQL is, pass on it.
 
-`previous_release.tar.xz` has that release's `shared/` and those tests (docs/extending.md says how it is made). Where they make a database,
-this tree's migrations make it, in a process of their own: no code of the two releases meets in one. `make test` has the rule that
-makes them pass: `test_expand_only.py`.
+`previous_release.tar.xz` has that release's `shared/` and those tests (docs/extending.md says how it is made). If those
+tests create a database, the current migrations create it in a separate process, so that code of the two releases never
+runs in the same process. `make test` includes `test_expand_only.py`, whose rule makes these tests pass.
 """
 
 from __future__ import annotations

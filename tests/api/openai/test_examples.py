@@ -1,8 +1,8 @@
 """Every example of graders and evals that OpenAI has published, through the routes, by the stock Python client and the Node client.
 
-`golden/` has them, each with its source. Those of the specification are as it has them, as JSON where it writes Python, and long
-prompts shortened; of the guides ("Graders", "Reinforcement fine-tuning", "Evals") each has fields, templates and formula, and words
-of our own. Models are asked under OpenAI's names.
+`golden/` has the examples, each with its source. Those of the specification are unchanged, except that Python is
+written as JSON and long prompts are shortened. Those of the guides ("Graders", "Reinforcement fine-tuning", "Evals")
+have the original fields, templates and formulas, but our own texts. Requests use OpenAI's model names.
 """
 
 from __future__ import annotations

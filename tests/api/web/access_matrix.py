@@ -1,6 +1,6 @@
 """The access matrix: for each route, the required role, and whose objects it reads or changes.
 
-docs/tenants.md says the same in words. A route that is missing here fails `test_access.py`.
+docs/tenants.md describes the same rules. If a route is missing here, `test_access.py` fails.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Generated rows: row i never depends on other rows, samplers have their distributions, and invalid recipes have a code
-and leave no index.
+"""Generated rows: row i is the same whatever the number of rows, samplers have their distributions, and invalid recipes
+have a code and leave no index.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Build the API server of Kubernetes from Debian's source: ``python -m tests.deploy.api_server.build FOLDER``.
 
-Nothing of it is installed, and no root is needed: apt downloads packages and source into the folder and checks Debian's signatures. At the
-end the folder has ``kube-apiserver`` and ``etcd``; the tests want the first one's path in ``MENS_TEST_KUBE_APISERVER``. On two cores
-it takes a quarter of an hour, and 2 GB of disk, of which 80 MB stay.
+Nothing is installed, and root is not needed: apt downloads packages and source into the folder and checks Debian's
+signatures. At the end, the folder has ``kube-apiserver`` and ``etcd``; set ``MENS_TEST_KUBE_APISERVER`` to the path of
+the former for the tests. On two cores, the build takes a quarter of an hour. It needs 2 GB of disk, of which 80 MB stay
+in use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The command line and environment of vLLM, recorded in golden files: a change here changes what production runs.
 
-``MENS_UPDATE_GOLDEN=1`` writes the files anew.
+``MENS_UPDATE_GOLDEN=1`` writes the files again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A corpus of invalid contracts: each is refused with its code and field, by validation, refusals or planner.
 
-Faults of shape are made from the contract's own JSON Schema, so that a new field is tried by itself.
+Contracts with faults of shape are generated from the contract's own JSON Schema, so that new fields are tested
+automatically.
 """
 
 from __future__ import annotations

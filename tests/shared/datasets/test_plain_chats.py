@@ -1,4 +1,4 @@
-"""Blocks of plain chats give the same result as their lines read one by one; an observer checks that."""
+"""Blocks of plain chats give the same result as their lines read one by one, as they are if the reader has an observer."""
 
 from __future__ import annotations
 

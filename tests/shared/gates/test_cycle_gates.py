@@ -1,7 +1,8 @@
 """Promotions: two distinct cycles with both models and every KPI group, or insufficient evidence with the missing
 parts.
 
-The original's `burn-rnd` promoted on one cycle, without semantic and repair KPIs, by the best of all conditions in a file.
+The original's `burn-rnd` promoted after one cycle, without KPIs of semantics and repair, and compared the best of all
+conditions in a file.
 """
 
 from __future__ import annotations

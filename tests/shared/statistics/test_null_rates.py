@@ -1,7 +1,7 @@
 """Hundreds of comparisons of equal models, for each method: it reports a difference no more often than it may.
 
-The chance of a false alarm is alpha; what so many runs show of it scatters, and 3 standard deviations are allowed for that. The
-long tests have 2,000 runs, which leaves less room.
+The probability of a false alarm is alpha. The share in a limited number of runs varies, so the tests allow 3 standard
+deviations. The long tests have 2,000 runs, so their tolerance is smaller.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@
   python -m tests.system.fault_trials --list               list the trials
   python -m tests.system.fault_trials --only runs-full     one; the option can be repeated
 
-A trial starts jobs on a tiny base, makes a fault (mounts, signals, locks, a moved clock), and has callers poll, upload, chat and read /ready
-meanwhile. It is bad if a job is lost, done twice or failed for good; if an attempt begins again without its checkpoint; if a caller gets no
-answer, an uncoded one, or one that discloses details of the server; if nothing reports the outage; or if work does not go on soon after it.
+A trial starts jobs on a tiny base and causes a fault (mounts, signals, locks, a changed clock), while callers poll,
+upload, chat and read /ready. It fails if a job is lost, runs twice or fails permanently; if an attempt starts again
+without its checkpoint; if a caller gets no response, a response without a code, or one that discloses details of the
+server; if nothing reports the outage; or if work does not continue soon afterwards.
 
 Needs root, to mount, and the development environment, which has PostgreSQL, SeaweedFS and Valkey; the trials of the clock need Debian's
 package faketime. Prints the rows of docs/faults.md and, as its last lines, one JSON object a trial.

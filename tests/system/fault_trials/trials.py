@@ -1,7 +1,8 @@
 """The trials: what is done to an installation, and the required outcome for its jobs.
 
-A trial is a function that submits jobs and makes a fault with :meth:`TrialRun.suffering`. Everything else is the same for all: each job
-ends as it has to, once; users get coded answers in time; the codes that they need are shown; work goes on soon afterwards.
+A trial is a function that submits jobs and causes a fault with :meth:`TrialRun.suffering`. The conditions are the same
+for all trials: each job ends once, with the expected outcome; users get responses with codes in time; the codes of the
+outage are shown; and work continues soon afterwards.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Exact resume: a run that was killed, paused or ran out of memory at any step equals the uninterrupted run, bit for
 bit.
 
-On a CPU, in fp32. A kill between two steps leaves the checkpoint of the step before it, so a run of 15 steps with a
-checkpoint at each is resumed from every one of them; what a real ``kill -9`` leaves is tried at some. Of the steps,
-``make test`` takes one in the warm-up, one at an epoch's end, one in the middle and the last; ``make long`` takes all.
+The tests run on a CPU in fp32. A kill between two steps leaves the checkpoint of the previous step. So a run of 15
+steps with a checkpoint at each step is resumed from each of them; some steps are also tested with a real ``kill -9``.
+``make test`` uses one step in the warm-up, one at the end of an epoch, one in the middle and the last; ``make long``
+uses all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pending releases are retried until they succeed, but not for longer than the slots are held, and their number is
 limited.
 
-Against a real Valkey: tests/api/inference/rate_limits/test_without_valkey.py.
+For a real Valkey, see tests/api/inference/rate_limits/test_without_valkey.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A worse adapter cannot take over an alias through any route of the API, in one call or several; a better one can in
 one call.
 
-`tests/shared/database/names/test_move_evidence.py` has the rule with all its cases, on both databases; here are the routes, with a
-trainer's key, and that there are no others.
+`tests/shared/database/names/test_move_evidence.py` tests the rule with all its cases on both databases. This module
+tests the routes with a trainer's key, and that no other route moves an alias.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every family that can be tuned, as transformers itself builds and saves it: tiny, random, on the CPU.
 
-What is held: each LoRA parameter learns, an adapter names its layers as the base's files do, and a merged model answers
-as base and adapter do.
+The tests check that each LoRA parameter learns, that an adapter names its layers as the base's files do, and that a
+merged model answers as base and adapter do.
 """
 
 from __future__ import annotations

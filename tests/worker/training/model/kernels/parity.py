@@ -1,5 +1,5 @@
-"""Every kernel against torch: on a GPU, or in Triton's interpreter, which has to be chosen before Triton is imported. So
-`test_functions.py` runs these tests in a process of its own.
+"""Every kernel compared with torch: on a GPU, or in Triton's interpreter, which has to be selected before Triton is
+imported. So `test_functions.py` runs these tests in a separate process.
 """
 
 from __future__ import annotations
