@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -56,15 +57,20 @@ class ContentBlock:
 
 @dataclass(slots=True)
 class Calls:
-    """The calls of a row without a result so far, and the ids of those whose program has none."""
+    """The calls of a row that have no result yet.
 
-    made: int = 0
+    Attributes:
+        taken: ids of calls in the row, given or made.
+        open: id and function of each call without a result.
+    """
+
+    taken: set[str]
     open: list[tuple[str, str]] = field(default_factory=list)
 
     def begin(self, block: ContentBlock) -> Row:
         """Return a call of the chat API."""
-        self.made += 1
-        call_id = block.call_id or f"call_{self.made}"
+        call_id = block.call_id or next(name for number in count(1) if (name := f"call_{number}") not in self.taken)
+        self.taken.add(call_id)
         self.open.append((call_id, block.name))
         return {"id": call_id, "type": "function", "function": {"name": block.name, "arguments": block.arguments}}
 
@@ -88,16 +94,16 @@ def turns_of_blocks(form: RowForm, reading: Reading) -> list[Row]:
         Dropped: a turn or a block cannot be read.
     """
     name, parts, roles, read_block = _FORMS[form]
-    calls, turns = Calls(), []
+    read: list[tuple[str, list[ContentBlock], Row]] = []
     for written in _listed(reading.take(name)):
         role = roles.get(str(written.get("role")))
         if role is None:
             raise Dropped(RowCode.ROW_ROLE_UNKNOWN)
         reading.leave_out(f"{name}[]", written, {"role", parts, *FLAG_KEYS})
         blocks = _blocks(written.get(parts), read_block, f"{name}[].{parts}[]", reading)
-        flags = {key: written[key] for key in sorted(FLAG_KEYS & written.keys())}
-        turns += [turn | flags for turn in _turns(role, blocks, calls)]
-    return turns
+        read.append((role, blocks, {key: written[key] for key in sorted(FLAG_KEYS & written.keys())}))
+    calls = Calls({block.call_id for _, blocks, _ in read for block in blocks})
+    return [turn | flags for role, blocks, flags in read for turn in _turns(role, blocks, calls)]
 
 
 def system_of_blocks(reading: Reading) -> str:

@@ -444,6 +444,15 @@ def test_calls_and_results_come_back_from_blocks(
     assert found == expected
 
 
+def test_a_made_id_is_not_that_of_another_call(tmp_path: Path) -> None:
+    calls = [{"functionCall": {"name": "f"}}, {"functionCall": {"name": "f", "id": "call_1"}}]
+    results = [{"functionResponse": {"name": "f", "response": {}, "id": "call_1"}}, {"functionResponse": {"name": "f", "response": {}}}]  # fmt: skip
+    turns = [("user", [{"text": "Hi"}]), ("model", calls), ("user", results), ("model", [{"text": "Done."}])]
+    [row], _, _ = converted(tmp_path, {"contents": [{"role": role, "parts": parts} for role, parts in turns]})
+    assert [call["id"] for call in row["messages"][1]["tool_calls"]] == ["call_2", "call_1"]
+    assert [turn["tool_call_id"] for turn in row["messages"][2:4]] == ["call_1", "call_2"]
+
+
 def test_parts_of_blocks_without_a_place_are_counted(tmp_path: Path) -> None:
     blocks = [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]
     failed = [{"type": "tool_result", "tool_use_id": "call_1", "content": "no", "is_error": True}]
