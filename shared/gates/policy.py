@@ -226,7 +226,9 @@ class ReviewRecurrence(RunGate):
 
     max_repeated_rate: Share = 0.30
     max_post_regression_rate: Share = 0.15
-    min_delta: Margin = Field(0.01, description="By how much findings are repeated less often than by the incumbent.")
+    min_delta: Margin = Field(
+        0.01, description="Share of answers by which the candidate must repeat findings less often than the incumbent."
+    )
     repeated_criterion: str = "repeated_finding"
     post_regression_criterion: str = "post_regression"
 

@@ -54,7 +54,7 @@ class Template:
         self._paths = [(path, _field(path)) for path in split if not isinstance(path, str)]
 
     def render(self, item: Mapping[str, Any], sample: Mapping[str, Any] = _NO_SAMPLE) -> str:
-        """Fill in the placeholders, as :func:`render`."""
+        """Fill in the placeholders as :func:`render` does."""
         texts = []
         for path, field in self._paths:
             value = item[field] if field is not None and field in item else value_at(path, item, sample)

@@ -39,10 +39,12 @@ class Chat:
         text: the text to tokenise.
         spans: (start, end) in characters of each supervised answer.
         method: how they were found.
-        last_turn_only: earlier turns should be supervised too, but the template rewrites them.
-        prompt_differs: the generation prompt differs from the beginning of the answer's turn in the chat (a template
-            that adds ``<think>`` to prompts only, say): prompts at serving time differ a little from those in training.
-        developer_as_system: the template does not know the role developer, so that turn is written as the system's, as vLLM does.
+        last_turn_only: whether only the last answer is supervised because the template rewrites the earlier turns.
+        prompt_differs: whether the generation prompt differs from the beginning of the answer's turn in the chat, as
+            with a template that adds ``<think>`` only to prompts. Prompts at serving time then differ a little from
+            those in training.
+        developer_as_system: whether the developer's turn is written as the system's, as vLLM does, because the template
+            does not know the role developer.
         left_out: parts of the row that the template does not write, and for which the row is not refused.
     """
 
