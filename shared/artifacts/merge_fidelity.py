@@ -77,8 +77,10 @@ class MergeProbe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     token_ids: list[int]
     positions: list[int] = Field(description="Indices into token_ids.")
-    merged: list[float] = Field(description="By the merged model, computed in float32 from the tensors as stored.")
-    base: list[float] = Field(description="By the base's weights without the adapter.")
+    merged: list[float] = Field(
+        description="Log-probabilities by the merged model, in float32 from its stored tensors."
+    )
+    base: list[float] = Field(description="Log-probabilities by the base's weights, without the adapter.")
 
 
 class MergeProbes(BaseModel):

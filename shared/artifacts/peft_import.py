@@ -165,7 +165,7 @@ def _not_a_factor(name: str) -> ArtifactInvalid:
 
 
 def _several_adapters(adapters: dict[str, str]) -> ArtifactInvalid:
-    """Return the refusal of weights of several adapters, by a tensor of each."""
+    """Return the refusal of weights of several adapters, given a tensor of each."""
     names, second = sorted(adapters), list(adapters.values())[1]
     return ArtifactInvalid(
         Code.ADAPTER_NOT_SERVABLE,

@@ -46,8 +46,8 @@ class TrainingRate(NamedTuple):
     """A measured speed of training, and the job in which it was measured.
 
     Attributes:
-        other_seconds: what that job took in addition to its training: loading, evaluation and publishing; None unless
-            one attempt did all of it.
+        other_seconds: seconds that this job took in addition to its training, for loading, evaluation and publishing;
+            None unless one attempt did all of it.
     """
 
     tokens_per_second: float

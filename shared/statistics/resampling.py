@@ -130,8 +130,8 @@ def _signed_sums(sizes: Sequence[float], resamples: int) -> NDArray[np.float64]:
 
 
 def _sums_by_byte(sizes: Sequence[float]) -> list[list[float]]:
-    """Tabulate, for every eight sizes, the sum of those whose bit is set, by the bits' byte: ten times faster than
-    adding.
+    """Tabulate the sums of every eight sizes by byte: the sum of the sizes whose bit the byte sets. Looking sums up is
+    ten times faster than adding.
     """
     tables = []
     for start in range(0, len(sizes), 8):

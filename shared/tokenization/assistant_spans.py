@@ -232,7 +232,7 @@ class _WrittenRow:
         )
 
     def _content_start(self, turn: int, text: str, **more: Any) -> int:
-        """Return where the chat begins to depend on the answer; on its content alone if ``more`` has the rest of the
+        """Return where the chat begins to depend on the answer, or only on its content if ``more`` has the rest of the
         turn.
         """
         others = [[*self.messages[:turn], {"role": "assistant", "content": word, **more}] for word in _STAND_INS]

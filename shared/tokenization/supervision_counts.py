@@ -90,7 +90,7 @@ class SupervisionCounts:
         """Count a row that cannot be written with the template.
 
         Args:
-            knows_tools: whether the template does.
+            knows_tools: whether the template knows tools.
         """
         self.rows += 1
         has_tools = bool(row.tools) or any(turn.tool_calls or turn.role == "tool" for turn in row.messages)

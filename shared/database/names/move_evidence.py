@@ -118,7 +118,7 @@ def check(
     Args:
         before: state of the name now.
         after: its state after the move.
-        terms: the caller's.
+        terms: the caller's terms.
         reason: the move's reason.
         now: the time by the database's clock.
         through: another name that will answer for it. If the same policy governs that name, no further evidence is

@@ -111,8 +111,8 @@ def find_copies(rows: PreparedRows, training: Numbers, held_out: Numbers) -> fro
 
 
 def refuse_weightless(*weights: Sequence[float] | npt.NDArray[np.float32]) -> None:
-    """Refuse a run whose training rows all weigh 0. The preflight sees a whole file's weights; only here are held-out
-    and skipped rows known.
+    """Refuse a run whose training rows all have the weight 0. The preflight checks all rows of a file; here the
+    held-out and skipped rows are known too.
 
     Args:
         weights: weights of the training rows, file by file.

@@ -31,7 +31,7 @@ def use_own_scan(model: torch.nn.Module) -> None:
 
 
 def keeps_documents_apart(model: torch.nn.Module) -> bool:
-    """Return whether every layer of linear attention has that forward."""
+    """Return whether every layer of linear attention has the forward that keeps documents apart."""
     return all("forward" in vars(layer) for layer in linear_layers(model))
 
 
