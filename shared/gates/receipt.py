@@ -26,7 +26,7 @@ class GateCheck(Recorded):
             difference, new minus old, and must be shown to be above -bound. `wins_above`: `value` is the win rate
             against the incumbent, whose interval must lie above the bound.
         interval: interval of `value`: for a rate Wilson's, two-sided at `confidence`; for a difference or a win rate
-            BCa's, each end at `confidence`.
+            BCa, each end at `confidence`.
         smallest_visible: the smallest loss that this many items detect with a power of .8.
         noise_floor: mean absolute difference between the incumbent's first and second scores; None: it answered once.
         items_needed: number of items that would decide; None unless these are too few.

@@ -1,4 +1,4 @@
-"""Graders of answers: OpenAI's, in their wire format, one set for all comparisons of models.
+"""Graders of answers: OpenAI's graders in their wire format, which all comparisons of models use.
 
 Start with `grading.py`. Imports `errors`; nothing here sends a request or runs a user's code.
 """

@@ -26,7 +26,7 @@ class Limits:
     """Limits of one item.
 
     Attributes:
-        wall_seconds: seconds of each item; processor time likewise.
+        wall_seconds: time limit of each item in seconds; its processor time has the same limit.
         memory_bytes: bytes of address space, libraries included.
         file_bytes: size of one file; files may take ``files`` times as much together.
         files: number of files that may be open at once.

@@ -211,7 +211,9 @@ def _marked_call(call: Any, mark: str) -> Any:
 
 
 def _marked_tool(tool: Any, mark: str) -> Any:
-    """Return a tool with another name, and one more parameter if it has any, described if one of them is."""
+    """Return a tool with another name and, if it has parameters, one more parameter, with a description if another has
+    one.
+    """
     if (function := _named_function(tool)) is None:
         return tool
     marked: dict[str, Any] = {"name": f"Wf{mark}"}

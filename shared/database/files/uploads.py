@@ -169,7 +169,8 @@ class Uploads:
             _check_pending(self._row(session, upload_id))
 
     def add_part(self, upload_id: str, size: int, sha256: str, store: Store = lambda: None) -> UploadPart:
-        """Add a part, and make its blob visible in the same step. For known content, the existing part is returned.
+        """Add a part, and make its blob visible in the same step. If a part with the same content exists, that part is
+        returned.
 
         Args:
             upload_id: the upload's id.

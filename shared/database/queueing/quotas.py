@@ -31,9 +31,11 @@ class Quota(BaseModel):
     """Limits of a tenant's jobs; None is unlimited."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
-    running_jobs: StrictInt | None = Field(None, ge=0, le=LARGEST_LIMIT, description="Jobs at once; further ones wait.")
+    running_jobs: StrictInt | None = Field(
+        None, ge=0, le=LARGEST_LIMIT, description="Jobs that run at once; further jobs wait."
+    )
     queued_jobs: StrictInt | None = Field(
-        None, ge=0, le=LARGEST_LIMIT, description="Jobs that wait; further ones: 429."
+        None, ge=0, le=LARGEST_LIMIT, description="Jobs that wait; further jobs are refused (429)."
     )
     gpu_minutes_per_month: StrictFloat | None = Field(
         None, ge=0, le=MOST_MINUTES, description="GPU-minutes of the jobs of a calendar month (UTC), holds included."

@@ -1,4 +1,4 @@
-"""The pass over a file of preferences: every line checked, every bad one reported, memory bounded."""
+"""Read a file of preferences in one pass: check every line and report every bad one, in bounded memory."""
 
 from __future__ import annotations
 
