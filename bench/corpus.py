@@ -1,9 +1,11 @@
-"""Building corpora, compared with other software for the same tasks (goals K1, K2 and K4 to K9): ``python -m
+"""Building corpora, compared with other software for the same tasks (goals K1 to K9): ``python -m
 bench.corpus``.
 
 - K1: a mix without exact and near duplicates, compared with datatrove's MinHash deduplication of the same rows, by CPU
   time and by the share of the planted copies that each leaves out.
 - K2: memory of a mix of many rows in one process.
+- K3: ``mens corpus pull`` of a table in PostgreSQL, without personal data, compared with psql's ``COPY … TO STDOUT``
+  of the same query into a file, in rows per CPU second of client and server.
 - K4: ``mens corpus extract`` on packages of the standard library, compared with plain ``ast.parse`` on the same files,
   by CPU time.
 - K5: the filters of secrets and of personal data, in bytes of rows per CPU second.
@@ -40,20 +42,31 @@ from bench.datasets.corpus_variants import (
 )
 from bench.datasets.datatrove_variants import ITEMS_NAME, ROWS_NAME
 from bench.datasets.planted_rows import FoundCopies, PlantedPairs, add_items, find_copies, write_rows
+from bench.datasets.source_table import source_table
 from bench.harness.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
 from bench.harness.peers import isolated_python, peers_python
 from bench.harness.processes import Processes, variant_processes
 from bench.serving.gateway_variants import ALIAS, FakeInstallation
 
-PARTS = ("duplicates", "memory", "extract", "filters", "contamination", "columns", "generate")
+PARTS = ("duplicates", "memory", "pull", "extract", "filters", "contamination", "columns", "generate")
 PRELOADED = ("corpus.build", "corpus.generation.generating")
-SMOKE = {"rounds": 1, "rows": 1_500, "many_rows": 3_000, "items": 500, "made": 500, "generated": 24, "answer_ms": 5.0}
+SMOKE = {
+    "rounds": 1,
+    "rows": 1_500,
+    "many_rows": 3_000,
+    "pulled": 2_000,
+    "items": 500,
+    "made": 500,
+    "generated": 24,
+    "answer_ms": 5.0,
+}
 WORDS, WORDS_OF_MANY = 110, 60
 """Median length of a row."""
 FASTER, RECALL_DIFFERENCE = 12.0, 0.005
 SMOKE_RECALL_DIFFERENCE = 0.02
 """The tolerance of a smoke run, which has only 192 copies."""
 BASE_BYTES, BYTES_PER_ROW = 100_000_000, 44
+SHARE_OF_COPY = 0.3
 SLOWER_THAN_PARSING = 2.5
 REBUILD_SECONDS = 1.0
 FILTERED_BYTES_PER_SECOND = 20_000_000
@@ -96,6 +109,7 @@ class CorpusBench:
         parts = {
             "duplicates": self._duplicates,
             "memory": self._memory,
+            "pull": self._pull,
             "extract": self._extract,
             "filters": self._filters,
             "contamination": self._contamination,
@@ -180,6 +194,33 @@ class CorpusBench:
             smoke=self._smoke,
         )
         return small and fast
+
+    def _pull(self, processes: Processes, folder: Path) -> bool:
+        rows = self._options.pulled
+        facts: dict[str, list[Facts]] = {"pull": [], "copy": []}
+        with source_table(rows) as table:
+            for _ in range(self._options.rounds):
+                for name, measured in facts.items():
+                    shutil.rmtree(folder / "pulled", ignore_errors=True)
+                    before = table.cpu_seconds()
+                    run = self._run(processes, name, folder, **table.environment)
+                    server = table.cpu_seconds() - before
+                    measured.append(run | {"cpu_seconds": run["cpu_seconds"] + server, "server": server})
+        if any(run["rows"] != rows for measured in facts.values() for run in measured):
+            raise BenchFailed("rows are missing")
+        print(f"\n{rows:,} rows of a table; {_rounds(self._options)}")
+        servers = {name: statistics.median(run["server"] for run in measured) for name, measured in facts.items()}
+        _print_table(facts, {name: f"{seconds:.2f} CPU s of it in the server" for name, seconds in servers.items()})
+        ours, peer = (statistics.median(run["cpu_seconds"] for run in measured) for measured in facts.values())
+        return print_goal(
+            "K3",
+            share=round(peer / ours, 3),
+            rows_per_cpu_second=round(rows / ours),
+            peer_rows_per_cpu_second=round(rows / peer),
+            target=SHARE_OF_COPY,
+            met=peer / ours >= SHARE_OF_COPY,
+            smoke=self._smoke,
+        )
 
     def _extract(self, processes: Processes, folder: Path) -> bool:
         names = SMOKE_PYTHON_FOLDERS if self._smoke else PYTHON_FOLDERS
@@ -342,6 +383,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=60_000, help="rows of K1, K5 and K6")
     parser.add_argument("--many-rows", type=int, default=1_000_000, help="rows in K2 and K9")
+    parser.add_argument("--pulled", type=int, default=1_000_000, help="rows of K3")
     parser.add_argument("--items", type=int, default=20_000, help="items of evals in K6")
     parser.add_argument("--made", type=int, default=200_000, help="rows of K7")
     parser.add_argument("--designed", type=int, default=20_000, help="rows of Data Designer in K7")

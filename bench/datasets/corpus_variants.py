@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import subprocess
 import sys
 import sysconfig
 import warnings
@@ -23,7 +24,10 @@ from pathlib import Path
 from bench.datasets.data_variants import Variant, print_measured
 from bench.datasets.datatrove_variants import ITEMS_NAME, ROWS_NAME, datatrove, n_grams
 
-RECIPE_NAME = "recipe.yaml"
+RECIPE_NAME, COPY_NAME = "recipe.yaml", "copied.tsv"
+TABLE_QUERY = "SELECT id, question, answer FROM tickets"
+PULL_URL, COPY_URL, PSQL = "MENS_BENCH_PULL_URL", "MENS_BENCH_COPY_URL", "MENS_BENCH_PSQL"
+"""Variables of a variant: the address of the table's database for SQLAlchemy and for psql, and psql's path."""
 ROWS_AT_ONCE = 2_000
 NEAR = 0.8
 PYTHON_FOLDERS = (
@@ -85,6 +89,27 @@ def columns(folder: Path) -> int:
 def python_paths() -> tuple[Path, ...]:
     """Return the folders of the standard library's packages that the command line names."""
     return tuple(Path(sysconfig.get_path("stdlib"), name) for name in sys.argv[3:])
+
+
+def pull_rows(folder: Path) -> int:
+    """Write the rows of a table without personal data; return their number."""
+    from corpus.filters.placeholder_key import PlaceholderKey
+    from corpus.reading.addresses import address_of
+    from corpus.reading.pull import pull
+    from corpus.reading.pull_spec import PullSpec
+
+    row = {"prompt": "{{ item.question }}", "response": "{{ item.answer }}"}
+    spec = PullSpec.of({"source": "bench", "sql": TABLE_QUERY, "key": ["id"], "row": row})
+    address = address_of("bench", os.environ[PULL_URL], PULL_URL)
+    return pull(spec, address, folder / "pulled", redaction_key=PlaceholderKey(b"bench")).rows
+
+
+def copy_rows(folder: Path) -> int:
+    """Write what PostgreSQL's client copies of the same query; return the number of the rows."""
+    with (folder / COPY_NAME).open("wb") as file:
+        command = [os.environ[PSQL], "-X", os.environ[COPY_URL], "-c", f"COPY ({TABLE_QUERY}) TO STDOUT"]
+        subprocess.run(command, stdout=file, check=True)
+    return int(subprocess.run(["wc", "-l"], stdin=(folder / COPY_NAME).open(), capture_output=True, check=True).stdout)
 
 
 def extract(folder: Path) -> int:
@@ -172,6 +197,8 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
     "n-grams": n_grams,
     "filters": imported(filter_rows, "corpus.filters.row_filters"),
     "columns": imported(columns, "corpus.generation.generating", "corpus.stages"),
+    "pull": imported(pull_rows, "corpus.reading.pull", "psycopg", "sqlalchemy.dialects.postgresql.psycopg"),
+    "copy": imported(copy_rows),
     "extract": imported(extract, "corpus.units.extraction"),
     "parse": imported(parse, "corpus.units.files"),
     "generate": imported(generate, "corpus.generation.generating", "corpus.stages"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +64,14 @@ class PersonalDataFilter:
         result = self.redactors.redact([text for row_texts in texts for text in row_texts])
         if not result.counts:
             return list(map(RowVerdict, rows))
-        verdicts, place = [], 0
-        for row, row_texts in zip(rows, texts, strict=True):
-            places = range(place, place + len(row_texts))
-            place = places.stop
-            counts = sum((result.counts.get(number, Counter()) for number in places), Counter[str]())
-            if counts:
-                redacted = with_texts(row, iter(result.texts[places.start : places.stop]))
-                verdicts.append(RowVerdict(redacted, VerdictCode.PERSONAL_DATA, dict(counts)))
-            else:
-                verdicts.append(RowVerdict(row))
+        begins = list(accumulate(map(len, texts), initial=0))
+        counts: dict[int, Counter[str]] = {}
+        for place in sorted(result.counts):
+            # Rows without texts begin where the next row does; the last of them has the text.
+            counts.setdefault(bisect_right(begins, place) - 1, Counter()).update(+result.counts[place])
+        verdicts = list(map(RowVerdict, rows))
+        for number, found in counts.items():
+            if found:
+                redacted = with_texts(rows[number], iter(result.texts[begins[number] : begins[number + 1]]))
+                verdicts[number] = RowVerdict(redacted, VerdictCode.PERSONAL_DATA, dict(found))
         return verdicts

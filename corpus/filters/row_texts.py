@@ -10,21 +10,18 @@ from corpus.filters.rules import NEVER_CHANGED
 
 def texts_of(value: Any) -> list[str]:
     """Return the strings of a JSON value, depth first, except those under the keys of :data:`rules.NEVER_CHANGED`."""
-    texts: list[str] = []
-    _add_texts(value, texts)
-    return texts
-
-
-def _add_texts(value: Any, texts: list[str]) -> None:
     if isinstance(value, str):
-        texts.append(value)
-    elif isinstance(value, list):
-        for item in value:
-            _add_texts(item, texts)
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            if name not in NEVER_CHANGED:
-                _add_texts(item, texts)
+        return [value]
+    items: list[Any] = value if isinstance(value, list) else []
+    if isinstance(value, dict):
+        items = [item for name, item in value.items() if name not in NEVER_CHANGED]
+    texts: list[str] = []
+    for item in items:
+        if isinstance(item, str):
+            texts.append(item)
+        else:
+            texts += texts_of(item)
+    return texts
 
 
 def with_texts(value: Any, texts: Iterator[str]) -> Any:

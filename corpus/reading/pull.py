@@ -276,7 +276,8 @@ class _Pull:
         verdicts = self._personal_data.judge([row for row, _ in kept])
         for verdict, (_, locator) in zip(verdicts, kept, strict=True):
             assert verdict.row is not None
-            self.report.redactions.update(verdict.redactions)
+            if verdict.redactions:
+                self.report.redactions.update(verdict.redactions)
             yield (
                 verdict.row,
                 Provenance(

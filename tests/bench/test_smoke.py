@@ -22,8 +22,8 @@ RUNS = {
         "report|report-near|datasets|check|check-bad|orjson|pydantic|convert|report-lenient|  mens|  mens, tokenizers|  trl, 1 process|  trl, 2 processes",
     ),
     "bench.corpus": (
-        "K1 K2 K4 K5 K6 K7 K8 K9",
-        "mix|datatrove|build|rebuild|extract|parse|filters|decontaminate|n-grams|columns|generate|client",
+        "K1 K2 K3 K4 K5 K6 K7 K8 K9",
+        "mix|datatrove|build|rebuild|pull|copy|extract|parse|filters|decontaminate|n-grams|columns|generate|client",
     ),
     "bench.train": ("C1 C1-trl", "mens|hf|trl|TRL, tokens per CPU second: packed"),
     "bench.train --quant none --trl-settings single": ("C1-none C1-none-trl", "mens|hf|trl"),
