@@ -42,7 +42,6 @@ from bench.datasets.corpus_variants import (
 )
 from bench.datasets.datatrove_variants import ITEMS_NAME, ROWS_NAME
 from bench.datasets.planted_rows import FoundCopies, PlantedPairs, add_items, find_copies, write_rows
-from bench.datasets.source_table import source_table
 from bench.harness.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
 from bench.harness.peers import isolated_python, peers_python
 from bench.harness.processes import Processes, variant_processes
@@ -196,6 +195,8 @@ class CorpusBench:
         return small and fast
 
     def _pull(self, processes: Processes, folder: Path) -> bool:
+        from bench.datasets.source_table import source_table  # slow to import
+
         rows = self._options.pulled
         facts: dict[str, list[Facts]] = {"pull": [], "copy": []}
         with source_table(rows) as table:

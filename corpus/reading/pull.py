@@ -43,6 +43,7 @@ from corpus.reading.versions import LeftOutVersions, read_left_out
 from corpus.reading.window import PullWindow, key_not_unique
 from corpus.shards import MAX_SHARD_BYTES, StageWriter, read_index, sources_path
 from corpus.verdicts import VerdictCode
+from shared.datasets.file_parts import seldom_collecting
 from shared.datasets.row_validation import decode_line
 from shared.datasets.rows import RowError
 from shared.errors import Code, InvalidRequest
@@ -163,7 +164,7 @@ class _Pull:
         start = time.monotonic()
         self.state.complete, self.state.snapshots = False, 0
         after: Sequence[Any] | None = None
-        with ExitStack() as stack:
+        with seldom_collecting(), ExitStack() as stack:
             # Once: otherwise the pull of a table that grows faster than it is read would never end.
             now = self.database.time()
             while True:

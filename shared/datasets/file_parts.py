@@ -24,7 +24,7 @@ _NEWLINE = ord("\n")
 KEPT_BYTES = 32 << 20
 """Freed memory that a reading process keeps for its next arrays."""
 NEW_OBJECTS = 200_000
-"""Number of new objects after which a reading process collects garbage."""
+"""Number of new objects after which garbage is collected while rows are read."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Options of ``mallopt``, from glibc's <malloc.h>."""
 
@@ -107,6 +107,17 @@ def reading_processes(total_bytes: int) -> Iterator[Executor | None]:
     with ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _prepare) as executor:
         executor.submit(int)  # forks all of them
         yield executor
+
+
+@contextmanager
+def seldom_collecting() -> Iterator[None]:
+    """Collect garbage seldom while rows are read: a batch has many thousand objects and no cycles."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(NEW_OBJECTS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def _processors() -> int:

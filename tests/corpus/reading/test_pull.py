@@ -4,6 +4,7 @@ databases.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from corpus.filters.row_filters import SecretFilter
 from corpus.provenance import read_provenance
 from corpus.reading.deletions import GONE_NAME, compare_keys
 from corpus.reading.newest import write_newest
@@ -23,6 +25,7 @@ from corpus.reading.pull import NULL_VALUE
 from corpus.reading.pull_spec import PullSpec
 from corpus.reading.pull_state import STATE_NAME, read_state
 from corpus.shards import read_index
+from shared.datasets.file_parts import NEW_OBJECTS
 from shared.errors import Code, InvalidRequest, MensError
 from tests.support.killed_renames import each_kill
 from tests.support.source_tables import SourceTable
@@ -50,6 +53,21 @@ def test_new_and_changed_rows_follow_once(table: SourceTable) -> None:
     assert sorted(table.answers()) == sorted([*(f"answer {number}" for number in range(1, 10)), "new"])
     assert table.pull().rows == 0
     assert read_index(table.folder)
+
+
+def test_garbage_is_collected_seldom_during_a_pull(table: SourceTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge, thresholds = SecretFilter.judge, []
+
+    def note(self: SecretFilter, rows: Any) -> Any:
+        thresholds.append(gc.get_threshold()[0])
+        return judge(self, rows)
+
+    monkeypatch.setattr(SecretFilter, "judge", note)
+    before = gc.get_threshold()
+    table.add(range(3))
+    table.pull()
+    assert set(thresholds) == {NEW_OBJECTS}
+    assert gc.get_threshold() == before
 
 
 def test_row_has_its_origin(table: SourceTable) -> None:

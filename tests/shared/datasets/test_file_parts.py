@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.contract.choices import DataMode
-from shared.datasets.file_parts import reading_processes, split_file
+from shared.datasets.file_parts import NEW_OBJECTS, reading_processes, seldom_collecting, split_file
 from shared.datasets.filters import RowFilter
 from shared.datasets.reader import BYTE_ORDER_MARK, MAX_LINE_BYTES
 from shared.datasets.report import inspect_file
@@ -109,3 +110,11 @@ def test_processes_read_large_files_only(tmp_path: Path, monkeypatch: pytest.Mon
     with reading_processes(path.stat().st_size) as executor:
         assert executor is not None
         assert inspect_file(path, executor=executor) == inspect_file(path)
+
+
+def test_garbage_is_collected_seldom_only_while_rows_are_read() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(KeyError), seldom_collecting():
+        assert gc.get_threshold()[0] == NEW_OBJECTS
+        raise KeyError
+    assert gc.get_threshold() == before
