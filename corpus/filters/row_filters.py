@@ -70,8 +70,8 @@ class PersonalDataFilter:
             # Rows without texts begin where the next row does; the last of them has the text.
             counts.setdefault(bisect_right(begins, place) - 1, Counter()).update(+result.counts[place])
         verdicts = list(map(RowVerdict, rows))
-        for number, found in counts.items():
-            if found:
+        for number, kinds in counts.items():
+            if kinds:
                 redacted = with_texts(rows[number], iter(result.texts[begins[number] : begins[number + 1]]))
-                verdicts[number] = RowVerdict(redacted, VerdictCode.PERSONAL_DATA, dict(found))
+                verdicts[number] = RowVerdict(redacted, VerdictCode.PERSONAL_DATA, dict(kinds))
         return verdicts
