@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from shared.errors import Code, InvalidRequest
-from shared.evaluation.criteria import SAMPLE_FIELDS, paths_of_criterion, written
+from shared.evaluation.criteria import OTHER, SAMPLE_FIELDS, paths_of_criterion, written
 from shared.evaluation.prompts import messages_of
 from shared.evaluation.types import CustomConfig, EvalSpec, InputMessages, SourceItem
 from shared.graders.checks import Schema
@@ -137,7 +137,9 @@ def _check_paths(paths: Iterable[TemplatePath], item: SourceItem, *, is_sampled:
 
 def _check_sample_paths(paths: Iterable[TemplatePath]) -> None:
     for path in paths:
-        if path[0] == "sample" and len(path) > 1 and path[1] not in SAMPLE_FIELDS:
+        # Whether the run has a second model is checked with its models (`check_compares`).
+        fields = path[2:] if path[:2] == ("sample", OTHER) else path[1:]
+        if path[0] == "sample" and fields and fields[0] not in SAMPLE_FIELDS:
             raise InvalidRequest(
                 Code.EVAL_INVALID,
                 f"A criterion reads {written(path)}; a model's answer has only {', '.join(sorted(SAMPLE_FIELDS))}.",

@@ -106,8 +106,12 @@ def hopeless_gates(
     judged = _judged(gates, parts)
     for row, gate in gates.items():
         if isinstance(gate, RunGate | ForgetGate):
+            of_row = parts.get(row, ())
+            # A gate that asks for wins passes only a better adapter, so an equal one need not pass the rest of it.
+            wants_better = any(isinstance(part, Loss) and part.least_wins is not None for part in of_row)
             by_gate = (
-                _of_loss(part, judged) if isinstance(part, Loss) else _of_check(part) for part in parts.get(row, ())
+                _of_loss(part, judged, wants_better=wants_better) if isinstance(part, Loss) else _of_check(part)
+                for part in of_row
             )
             reasons = [reason for reason in by_gate if reason]
         else:
@@ -203,8 +207,12 @@ def _of_check(check: GateCheck) -> str | None:
     return f"{check.measure} needs {counted(needed, 'item')}, and the run has {check.n}" if needed else check.message
 
 
-def _of_loss(loss: Loss, judged: _Judged) -> str | None:
-    """Return why a comparison cannot pass, or passes only for a better adapter."""
+def _of_loss(loss: Loss, judged: _Judged, *, wants_better: bool) -> str | None:
+    """Return why a comparison cannot pass, or passes only for a better adapter.
+
+    Args:
+        wants_better: whether the gate passes only better adapters anyway.
+    """
     items, is_alike = len(loss.new), loss.old == loss.new
     if not is_alike and judged.at_best[id(loss)].status is not GateStatus.PASSED:
         return (
@@ -212,7 +220,7 @@ def _of_loss(loss: Loss, judged: _Judged) -> str | None:
             f"{counted(items, 'item')}"
         )
     alike = judged.alike.get(id(loss))
-    if alike is None or alike.status is GateStatus.PASSED:
+    if wants_better or alike is None or alike.status is GateStatus.PASSED:
         return None
     needed = f"; about {alike.items_needed} are needed" if alike.items_needed else ""
     share = 1 - (alike.confidence or CONFIDENCE)

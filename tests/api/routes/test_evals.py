@@ -25,7 +25,7 @@ from shared.errors import Code
 from shared.graders.remote_models import RemoteModels
 from shared.settings import RemoteModel
 from tests.support.asgi_server import serve
-from tests.support.builders import BASE
+from tests.support.builders import BASE, claimed, new_adapter
 from tests.support.eval_worker import StrictClient, work
 
 pytestmark = pytest.mark.network
@@ -319,6 +319,30 @@ def test_a_judge_of_another_server_needs_no_model_of_that_name_here(app: FastAPI
     remote = RemoteModels({"outside": RemoteModel(url="https://models.example/v1")}, None)
     app.state.services = replace(app.state.services, remote_models=remote)
     assert acme.evals.runs.create(made, data_source=asking()).status == "queued"
+
+
+def test_a_judge_of_both_answers_judges_two_models(app: FastAPI, acme: OpenAI) -> None:
+    services = app.state.services
+    leases = Leases(services.database, 60)
+    lease = claimed(services.jobs.of("acme"), leases, base_model=BASE)
+    leases.finish(lease, {}, adapters=[new_adapter("demo@1", base_model=BASE)])
+    both = [{"role": "user", "content": "{{ sample.output_text }} or {{ sample.other.output_text }}"}]
+    made = make_eval(acme, CRITERIA["label_model"] | {"input": both})
+    run = acme.evals.runs.create(made, data_source=asking(model="demo@1"), extra_body={"mens": {"incumbent": BASE}})
+    assert run.status == "queued"
+
+
+def test_a_judge_of_both_answers_needs_a_second_model(acme: OpenAI) -> None:
+    both = [{"role": "user", "content": "{{ sample.output_text }} or {{ sample.other.output_text }}"}]
+    error = refused(
+        acme.evals.runs.create, make_eval(acme, CRITERIA["label_model"] | {"input": both}), data_source=asking()
+    )
+    assert (error["code"], error["param"]) == ("GRADER_INVALID", "testing_criteria.0")
+    both[0]["content"] = "{{ sample.other.mood }}"
+    error = refused(
+        acme.evals.runs.create, make_eval(acme, CRITERIA["label_model"] | {"input": both}), data_source=asking()
+    )
+    assert (error["code"], error["param"]) == ("EVAL_INVALID", "testing_criteria")
 
 
 def test_a_model_by_its_other_name_is_no_incumbent(app: FastAPI, acme: OpenAI) -> None:

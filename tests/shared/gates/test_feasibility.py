@@ -64,6 +64,7 @@ def test_gate_with_fewer_items_than_it_needs_cannot_pass(name: str) -> None:
         ({"min_score": 0.5, "min_items": 500}, 600, ""),
         ({"min_score": 0.5}, 0, "mean score: the run has no items"),
         ({"min_win_rate": 0.5}, 20, ""),
+        ({"min_win_rate": 0.5, "max_loss": 0.1}, 20, ""),
         ({"min_win_rate": 0.9}, 12, "win rate: the interval would not lie above 0.9, even if the adapter is right"),
     ],
 )
