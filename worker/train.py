@@ -347,9 +347,8 @@ def finish(
         advance=telemetry.self_evaluation,
         training_seconds=progress.trained_tokens / rate if rate else 0.0,
     )
-    if (
-        not context.distributed.is_main
-    ):  # with a sharded base, the other processes have only computed their part of the answers
+    # With a sharded base, the other processes have only computed their part of the answers.
+    if not context.distributed.is_main:
         return
     telemetry.self_evaluated(measured.payload())
     write_reports(context.run_dir, gather_facts(context, manifest, progress, telemetry, measured.evaluation))

@@ -12,7 +12,7 @@ the assistant's turn, and a result is a turn of its own:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import count
@@ -22,7 +22,7 @@ import msgspec
 
 from cli.conversion.outcomes import Dropped, DropReason, Row
 from cli.conversion.reading import EMPTY, FLAG_KEYS, Reading
-from shared.datasets.forms.recognition import ROLES, RowForm
+from shared.datasets.forms.recognition import BEDROCK_BLOCKS, ROLES, RowForm
 from shared.datasets.rows import RowCode
 
 
@@ -60,31 +60,40 @@ class Calls:
     """The calls of a row that have no result yet.
 
     Attributes:
-        taken: ids of calls in the row, given or made.
+        given: ids that the row gives its calls and results.
+        made: ids of the calls to which it gives none.
         open: id and function of each call without a result.
     """
 
-    taken: set[str]
+    given: frozenset[str]
+    made: set[str] = field(default_factory=set)
     open: list[tuple[str, str]] = field(default_factory=list)
 
     def begin(self, block: ContentBlock) -> Row:
         """Return a call of the chat API."""
-        call_id = block.call_id or next(name for number in count(1) if (name := f"call_{number}") not in self.taken)
-        self.taken.add(call_id)
+        call_id = block.call_id or self._free_id()
         self.open.append((call_id, block.name))
         return {"id": call_id, "type": "function", "function": {"name": block.name, "arguments": block.arguments}}
 
     def end(self, block: ContentBlock) -> Row:
-        """Return the turn of a result: of the call with its id, or else of the first open call of its function.
+        """Return the turn of a result: of the call with its id, or else of the first open call of its function whose id
+        was made.
 
         Raises:
             Dropped: no open call has this result.
         """
-        for number, (call_id, name) in enumerate(self.open):
-            if block.call_id == call_id if block.call_id else block.name == name:
-                del self.open[number]
-                return {"role": "tool", "content": block.text, "tool_call_id": call_id}
-        raise Dropped(DropReason.FUNCTION_WITHOUT_CALL)
+        by_id = [call for call in self.open if call[0] == block.call_id]
+        by_name = [call for call in self.open if call[1] == block.name and call[0] in self.made]
+        if not (matching := by_id or by_name):
+            raise Dropped(DropReason.FUNCTION_WITHOUT_CALL)
+        self.open.remove(matching[0])
+        return {"role": "tool", "content": block.text, "tool_call_id": matching[0][0]}
+
+    def _free_id(self) -> str:
+        taken = self.given | self.made
+        free = next(name for number in count(len(self.made) + 1) if (name := f"call_{number}") not in taken)
+        self.made.add(free)
+        return free
 
 
 def turns_of_blocks(form: RowForm, reading: Reading) -> list[Row]:
@@ -99,20 +108,23 @@ def turns_of_blocks(form: RowForm, reading: Reading) -> list[Row]:
         role = roles.get(str(written.get("role")))
         if role is None:
             raise Dropped(RowCode.ROW_ROLE_UNKNOWN)
+        if any(written.get(key) not in EMPTY for key in _FIELDS_OF_CHATS):
+            raise Dropped(RowCode.ROW_FIELD_CONFLICT)
         reading.leave_out(f"{name}[]", written, {"role", parts, *FLAG_KEYS})
         blocks = _blocks(written.get(parts), read_block, f"{name}[].{parts}[]", reading)
         read.append((role, blocks, {key: written[key] for key in sorted(FLAG_KEYS & written.keys())}))
-    calls = Calls({block.call_id for _, blocks, _ in read for block in blocks})
+    calls = Calls(frozenset(block.call_id for _, blocks, _ in read for block in blocks))
     return [turn | flags for role, blocks, flags in read for turn in _turns(role, blocks, calls)]
 
 
-def system_of_blocks(reading: Reading) -> str:
+def system_of_blocks(form: RowForm, reading: Reading) -> str:
     """Return the system's content of a row, and mark its key as used; empty if the row has none.
 
     Raises:
         Dropped: it is neither a string nor text blocks.
     """
-    for name in ("system", "systeminstruction", "system_instruction"):
+    names = ("system", *(("systeminstruction", "system_instruction") if form is RowForm.GEMINI else ()))
+    for name in names:
         value = reading.row.get(name)
         if isinstance(value, list | dict) and value:
             parts = value.get("parts") if isinstance(value, dict) else value
@@ -120,8 +132,9 @@ def system_of_blocks(reading: Reading) -> str:
             reading.used.add(name)
             if isinstance(value, dict):
                 reading.leave_out(name, value, {"role", "parts"})
-            return "".join(block.text for block in blocks)
-    return reading.take_text("system", "systeminstruction", "system_instruction")
+            # As the reader of training files joins them.
+            return "\n".join(block.text for block in blocks if block.text)
+    return reading.take_text(*names)
 
 
 def tools_of_blocks(reading: Reading) -> Any:
@@ -133,7 +146,7 @@ def tools_of_blocks(reading: Reading) -> Any:
         tools = config["tools"]
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         return tools
-    return [function for tool in tools for function in _declared(tool)]
+    return [function for tool in tools if tool.keys() != {"cachePoint"} for function in _declared(tool, reading)]
 
 
 # --- turns
@@ -159,7 +172,7 @@ def _turns(role: str, blocks: list[ContentBlock], calls: Calls) -> list[Row]:
 
 
 def _blocks(
-    content: Any, read_block: Callable[[Row], ContentBlock], place: str, reading: Reading | None = None
+    content: Any, read_block: Callable[[Row], ContentBlock], place: str = "", reading: Reading | None = None
 ) -> list[ContentBlock]:
     """Return the blocks of a content, which may also be a string or a single block."""
     if isinstance(content, str):
@@ -198,58 +211,78 @@ def _anthropic(written: Row) -> ContentBlock:
         return _call(written.get("id"), written.get("name"), written.get("input"), rest)
     if kind == "tool_result":
         rest = _without(written, "type", "tool_use_id", "content")
-        content = _result(written.get("content", ""), _anthropic)
-        return ContentBlock(ContentKind.RESULT, content, call_id=_id(written.get("tool_use_id")), rest=rest)
+        return _result(written.get("tool_use_id"), written.get("content", ""), _anthropic, rest)
     raise Dropped(DropReason.IMAGE if kind == "image" else DropReason.OTHER_PART)
 
 
 def _bedrock(written: Row) -> ContentBlock:
-    if "text" in written:
-        return _text(ContentKind.TEXT, written["text"], _without(written, "text"))
-    if isinstance(call := written.get("toolUse"), dict):
-        return _call(call.get("toolUseId"), call.get("name"), call.get("input"), _without(written, "toolUse"))
-    if isinstance(result := written.get("toolResult"), dict):
-        content = _result(result.get("content", []), _bedrock)
-        rest = _without(written, "toolResult")
-        if result.get("status") == "error":
-            rest["toolResult.status"] = "error"
-        return ContentBlock(ContentKind.RESULT, content, call_id=_id(result.get("toolUseId")), rest=rest)
-    if isinstance(thoughts := written.get("reasoningContent"), dict):
-        inner = thoughts.get("reasoningText")
-        text = inner.get("text") if isinstance(inner, dict) else None
-        return _text(ContentKind.THOUGHTS, text, _without(written, "reasoningContent"))
-    if "json" in written:
-        return ContentBlock(
-            ContentKind.TEXT, msgspec.json.encode(written["json"]).decode(), rest=_without(written, "json")
-        )
-    if "cachePoint" in written:
+    key, value = _only_content(written, _BEDROCK_CONTENT)
+    rest = _without(written, key)
+    if key == "text":
+        return _text(ContentKind.TEXT, value, rest)
+    if key == "toolUse" and isinstance(value, dict):
+        rest |= _inside(key, value, "toolUseId", "name", "input")
+        return _call(value.get("toolUseId"), value.get("name"), value.get("input"), rest)
+    if key == "toolResult" and isinstance(value, dict):
+        is_success = value.get("status") == "success"
+        rest |= _inside(key, value, "toolUseId", "content", *(["status"] if is_success else []))
+        return _result(value.get("toolUseId"), value.get("content", []), _bedrock, rest)
+    if key == "reasoningContent" and isinstance(value, dict):
+        inner = value.get("reasoningText")
+        return _text(ContentKind.THOUGHTS, inner.get("text") if isinstance(inner, dict) else None, rest)
+    if key == "json":
+        return ContentBlock(ContentKind.TEXT, msgspec.json.encode(value).decode(), rest=rest)
+    if key == "cachePoint":
         return ContentBlock(ContentKind.NOTHING)
-    raise Dropped(DropReason.IMAGE if "image" in written else DropReason.OTHER_PART)
+    raise Dropped(DropReason.IMAGE if key == "image" else DropReason.OTHER_PART)
 
 
 def _gemini(written: Row) -> ContentBlock:
-    if "text" in written:
-        kind = ContentKind.THOUGHTS if written.get("thought") is True else ContentKind.TEXT
-        return _text(kind, written["text"], _without(written, "text", "thought", "thoughtSignature"))
-    if isinstance(call := written.get("functionCall"), dict):
-        rest = _without(written, "functionCall", "thoughtSignature")
-        return _call(call.get("id"), call.get("name"), call.get("args") or {}, rest)
-    if isinstance(result := written.get("functionResponse"), dict):
-        content = msgspec.json.encode(result.get("response")).decode()
-        name, call_id = str(result.get("name")), str(result.get("id") or "")
-        return ContentBlock(ContentKind.RESULT, content, name, call_id, rest=_without(written, "functionResponse"))
-    data = written.get("inlineData") or written.get("fileData")
-    media = str(data.get("mimeType")).partition("/")[0] if isinstance(data, dict) else ""
-    raise Dropped({"image": DropReason.IMAGE, "audio": DropReason.AUDIO}.get(media, DropReason.OTHER_PART))
+    written = {_CAMEL_CASE.get(key, key): value for key, value in written.items()}
+    key, value = _only_content(written, GEMINI_PARTS)
+    rest = _without(written, key, "thought", "thoughtSignature")
+    if key == "text":
+        return _text(ContentKind.THOUGHTS if written.get("thought") is True else ContentKind.TEXT, value, rest)
+    if key == "functionCall" and isinstance(value, dict):
+        rest |= _inside(key, value, "id", "name", "args")
+        return _call(value.get("id"), value.get("name"), value.get("args") or {}, rest)
+    if key == "functionResponse" and isinstance(value, dict) and not value.get("parts"):
+        content = msgspec.json.encode(value.get("response")).decode()
+        rest |= _inside(key, value, "id", "name", "response")
+        name, call_id = str(value.get("name")), str(value.get("id") or "")
+        return ContentBlock(ContentKind.RESULT, content, name, call_id, rest=rest)
+    media = value.get("mimeType", value.get("mime_type")) if isinstance(value, dict) else None
+    kind = str(media).partition("/")[0]
+    raise Dropped({"image": DropReason.IMAGE, "audio": DropReason.AUDIO}.get(kind, DropReason.OTHER_PART))
 
 
 def _system(written: Row) -> ContentBlock:
     """Return a block of the system's content, which all programs write with ``text``."""
-    return _text(ContentKind.TEXT, written.get("text"), _without(written, "type", "text", "cachePoint"))
+    if written.keys() == {"cachePoint"}:
+        return ContentBlock(ContentKind.NOTHING)
+    return _text(ContentKind.TEXT, written.get("text"), _without(written, "type", "text"))
+
+
+def _only_content(written: Row, keys: Collection[str]) -> tuple[str, Any]:
+    """Return the key and the value of a block's content; an empty text next to another content does not count.
+
+    Raises:
+        Dropped: the block holds several contents, or an unknown one.
+    """
+    held = [key for key in written if key in keys and (key != "text" or written[key] != "")]
+    if len(held) > 1 or (not held and written.get("text") != ""):
+        raise Dropped(DropReason.IMAGE if "image" in held else DropReason.OTHER_PART)
+    key = held[0] if held else "text"
+    return key, written[key]
 
 
 def _without(written: Row, *keys: str) -> Row:
     return {key: value for key, value in written.items() if key not in keys}
+
+
+def _inside(place: str, written: Row, *keys: str) -> Row:
+    """Return the parts of a nested object that are not read, by their paths in the block."""
+    return {f"{place}.{key}": value for key, value in written.items() if key not in keys}
 
 
 def _text(kind: ContentKind, text: Any, rest: Row) -> ContentBlock:
@@ -259,23 +292,20 @@ def _text(kind: ContentKind, text: Any, rest: Row) -> ContentBlock:
 
 
 def _call(call_id: Any, name: Any, arguments: Any, rest: Row) -> ContentBlock:
-    if not isinstance(name, str) or not isinstance(arguments, dict):
+    if not isinstance(name, str) or not isinstance(arguments, dict) or not isinstance(call_id, str | None):
         raise Dropped(RowCode.ROW_TOOL_CALL_INVALID)
-    return ContentBlock(ContentKind.CALL, name=name, call_id=str(call_id or ""), arguments=arguments, rest=rest)
+    return ContentBlock(ContentKind.CALL, name=name, call_id=call_id or "", arguments=arguments, rest=rest)
 
 
-def _id(call_id: Any) -> str:
+def _result(call_id: Any, content: Any, read_block: Callable[[Row], ContentBlock], rest: Row) -> ContentBlock:
+    """Return the result of a call, whose blocks become one string."""
     if not isinstance(call_id, str) or not call_id:
         raise Dropped(DropReason.FUNCTION_WITHOUT_CALL)
-    return call_id
-
-
-def _result(content: Any, read_block: Callable[[Row], ContentBlock]) -> str:
-    """Return the content of a result as one string."""
-    blocks = _blocks(content, read_block, "")
+    blocks = _blocks(content, read_block)
     if any(block.kind is not ContentKind.TEXT for block in blocks):
         raise Dropped(DropReason.OTHER_PART)
-    return "".join(block.text for block in blocks)
+    inner = {f"content[].{key}": value for block in blocks for key, value in block.rest.items()}
+    return ContentBlock(ContentKind.RESULT, "".join(block.text for block in blocks), call_id=call_id, rest=rest | inner)
 
 
 # --- tools
@@ -291,35 +321,73 @@ def _flat_tool(tool: Row) -> Row:
     return flat | {"parameters": schema.get("json") if isinstance(schema, dict) else schema}
 
 
-def _declared(tool: Row) -> Iterable[Any]:
+def _declared(tool: Row, reading: Reading) -> Iterable[Any]:
     """Return the functions that one of Gemini's tools declares; any other tool stays."""
     names = [name for name in ("functionDeclarations", "function_declarations") if tool.get(name)]
     others = [key for key, value in tool.items() if key not in names and value not in EMPTY]
     if not names or others or not isinstance(tool[names[0]], list):
         return [_flat_tool(tool)]
-    return [_declaration(function) for function in tool[names[0]]]
+    return [_declaration(function, reading) for function in tool[names[0]]]
 
 
-def _declaration(function: Any) -> Any:
+def _declaration(function: Any, reading: Reading) -> Any:
     if not isinstance(function, dict):
         return function
+    kept = ("name", "description")
+    reading.leave_out("tools[].functionDeclarations[]", function, {*kept, "parameters", "parametersJsonSchema"})
     schema = function.get("parametersJsonSchema") or _json_schema(function.get("parameters"))
-    kept = {key: function[key] for key in ("name", "description") if key in function}
-    return kept | ({"parameters": schema} if schema else {})
+    return {key: function[key] for key in kept if key in function} | ({"parameters": schema} if schema else {})
 
 
 def _json_schema(schema: Any) -> Any:
     """Return one of Gemini's schemas, whose types are in upper case, as a JSON schema."""
-    if isinstance(schema, list):
-        return [_json_schema(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: _json_schema(value) for key, value in schema.items()}
+    made = {key: _json_keyword(key, value) for key, value in schema.items()}
     if isinstance(kind := made.get("type"), str):
-        made["type"] = [kind.lower(), "null"] if made.pop("nullable", False) is True else kind.lower()
+        made["type"] = kind.lower()
+        if made.pop("nullable", False) is True:
+            made["type"] = [made["type"], "null"]
+            made |= {"enum": [*made["enum"], None]} if isinstance(made.get("enum"), list) else {}
     return made
 
 
+def _json_keyword(key: str, value: Any) -> Any:
+    if key in ("properties", "$defs", "defs") and isinstance(value, dict):
+        return {name: _json_schema(schema) for name, schema in value.items()}
+    if key in _VALUES_OF_SCHEMAS:
+        return value
+    return [_json_schema(item) for item in value] if isinstance(value, list) else _json_schema(value)
+
+
+_VALUES_OF_SCHEMAS = frozenset(("default", "enum", "const", "example", "examples", "required"))
+"""Keywords of a schema whose value is not a schema."""
+_FIELDS_OF_CHATS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "tool_call_id")
+"""Fields of the chat API's turns that a turn of blocks must not have as well."""
+GEMINI_PARTS = frozenset(
+    (
+        "text",
+        "functionCall",
+        "functionResponse",
+        "inlineData",
+        "fileData",
+        "executableCode",
+        "codeExecutionResult",
+    )
+)
+"""Keys of Gemini's parts, each of which names what the part holds."""
+_CAMEL_CASE = {
+    "function_call": "functionCall",
+    "function_response": "functionResponse",
+    "inline_data": "inlineData",
+    "file_data": "fileData",
+    "executable_code": "executableCode",
+    "code_execution_result": "codeExecutionResult",
+    "thought_signature": "thoughtSignature",
+}
+"""Keys of parts as Gemini's Python library writes them."""
+_BEDROCK_CONTENT = BEDROCK_BLOCKS | {"json"}
+"""Keys of Bedrock's blocks, also of those inside a result."""
 _SPEAKERS = {name: ROLES[name] for name in ("system", "user", "assistant")}
 _FORMS: dict[RowForm, tuple[str, str, dict[str, str], Callable[[Row], ContentBlock]]] = {
     RowForm.ANTHROPIC: ("messages", "content", _SPEAKERS, _anthropic),

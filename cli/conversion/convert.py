@@ -182,7 +182,9 @@ def _kept(row: SourceRow, source: SourceFile, encoder: msgspec.json.Encoder, opt
     """Return the line of a row that Mens' reader accepts unchanged; None for any other. A table's row is always written
     from its parts.
     """
-    if not source.has_json_rows or (row.value is not None and recognise(row.value) in _NEVER_KEPT):
+    form = recognise(row.value) if row.value is not None else None
+    is_unwanted_pair = form is RowForm.PREFERENCE and not (options.as_rated or options.as_pairs)
+    if not source.has_json_rows or form in _NEVER_KEPT or is_unwanted_pair:
         return None
     try:
         line = row.raw if row.raw is not None else encoder.encode(row.value)

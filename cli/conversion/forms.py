@@ -18,8 +18,10 @@ from cli.conversion.reading import EMPTY, FLAG_KEYS, Reading, Tags
 from shared.datasets.forms.flags import FLAGS, ROW_FLAGS, is_excluded
 from shared.datasets.forms.recognition import (
     ANSWERS,
+    COMPLETIONS,
     MEDIA,
     OWN_ROLES,
+    PROMPTS,
     QUESTIONS,
     SPEAKERS,
     UTTERANCES,
@@ -67,7 +69,7 @@ def to_chat(row: Row, form: RowForm, tags: Tags, outcome: RowOutcome, *, chosen:
         raise Dropped(RowCode.ROW_EXCLUDED)
     if any(reading.row.get(name) not in EMPTY for name in MEDIA):
         raise Dropped(DropReason.IMAGE)
-    system = system_of_blocks(reading)
+    system = system_of_blocks(form, reading)
     turns = _with_system(_READERS[form](reading), system)
     if reading.row.get("label") is True:
         reading.used.add("label")
@@ -150,7 +152,7 @@ def _turn(written: Any, place: str, reading: Reading) -> list[Row]:
     turn: Row = {"role": role, "content": utterance}
     turn |= {key: written[key] for key in sorted(_TURN_KEYS & written.keys()) if written[key] is not None}
     if role == "function_call":
-        return [_calls(utterance, reading) | {key: turn[key] for key in FLAG_KEYS & turn.keys()}]
+        return [_calls(utterance, reading) | {key: turn[key] for key in sorted(FLAG_KEYS & turn.keys())}]
     if role == "tool" and "tool_call_id" not in turn and reading.open_calls:
         turn["tool_call_id"] = reading.open_calls.pop(0)
     if role == "tool" and isinstance(utterance, dict | list) and not _are_parts(utterance):
@@ -212,8 +214,7 @@ def _exchange(question: Any, answer: Any) -> list[Row]:
 
 
 def _prompt_completion(reading: Reading) -> list[Row]:
-    prompt = reading.take(*QUESTIONS)
-    completion = reading.take(*(name for name in ANSWERS if name not in reading.used))
+    prompt, completion = reading.take(*PROMPTS), reading.take(*COMPLETIONS)
     return [*_said(prompt, "user", reading), *_said(completion, "assistant", reading)]
 
 

@@ -23,17 +23,23 @@ def turns_of_log(reading: Reading) -> list[Row]:
     if exchange is None:
         raise Dropped(RowCode.ROW_FIELD_MISSING)
     (request_key, request), (response_key, response) = exchange
-    choices = response["choices"]
-    if choices[0].get("finish_reason") in CUT:
+    choices = response.get("choices")
+    if not isinstance(choices, list) or not choices:  # a request that failed
+        raise Dropped(DropReason.NO_ANSWER)
+    choice, *others = _objects(choices)
+    if choice.get("finish_reason") in CUT:
         raise Dropped(DropReason.ANSWER_CUT)
+    if not request["messages"]:
+        raise Dropped(RowCode.ROW_FIELD_MISSING)
     reading.used |= {request_key, response_key}
-    reading.leave_out(request_key, request, {"messages", "tools", "functions"})
-    reading.leave_out(response_key, {"choices[1]": choices[1:]}, ())
-    reading.row |= {key: request[key] for key in ("tools", "functions") if key in request}
-    turns = [*_objects(request["messages"]), *_objects([choices[0].get("message")])]
+    read_keys = {"messages"} | {key for key in ("tools", "functions") if reading.row.get(key) in EMPTY}
+    reading.leave_out(request_key, request, read_keys)
+    reading.leave_out(response_key, {"choices[1]": others}, ())
+    reading.row |= {key: request[key] for key in read_keys - {"messages"} if key in request}
+    turns = [*_objects(request["messages"]), *_objects([choice.get("message")])]
     # Keys of a response's message that a plain answer leaves empty, e.g. `annotations`.
-    turns[-1] = {key: value for key, value in turns[-1].items() if key == "content" or value not in EMPTY}
-    return turns
+    answer = {key: value for key, value in turns[-1].items() if key == "content" or value not in EMPTY}
+    return [*turns[:-1], {"role": "assistant"} | answer]
 
 
 def _objects(value: Any) -> list[Row]:

@@ -62,7 +62,7 @@ class DropReason(StrEnum):
 
 
 class Dropped(Exception):
-    """A row that is not converted, and why: a a `DropReason`, or the code of Mens' reader."""
+    """A row that is not converted, and why: a `DropReason`, or the code of Mens' reader."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -39,6 +39,8 @@ class Reading:
         row: the original row, by lower-case key.
         used: keys whose value is in the chat.
         outcome: receives the changes.
+        calls, open_calls: number of calls so far, and ids of those without a result.
+        left_out: keys of parts that are counted as unused.
     """
 
     row: Row
@@ -47,6 +49,7 @@ class Reading:
     used: set[str] = field(default_factory=set)
     calls: int = 0
     open_calls: list[str] = field(default_factory=list)
+    left_out: set[str] = field(default_factory=set)
 
     def take(self, *names: str) -> Any:
         """Return the value of the first key that has one, and mark the key as used."""
@@ -73,5 +76,8 @@ class Reading:
 
     def leave_out(self, place: str, written: Mapping[str, Any], read_keys: Collection[str | None]) -> None:
         """Count a part's keys that are not known among the keys that are left out."""
-        unused = (f"{place}.{key}" for key, value in written.items() if key not in read_keys and value not in EMPTY)
-        self.outcome.unused_keys += [key for key in unused if key not in self.outcome.unused_keys]
+        for key, value in written.items():
+            name = f"{place}.{key}"
+            if key not in read_keys and value not in EMPTY and name not in self.left_out:
+                self.left_out.add(name)
+                self.outcome.unused_keys.append(name)

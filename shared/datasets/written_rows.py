@@ -144,6 +144,8 @@ def translate(line: bytes) -> Translated:
     fields: dict[str, Any] = {name: getattr(written, name) for name in Record.__struct_fields__}
     if isinstance(written.system, list) and written.system:
         fields["system"] = _system(written.system, translated)
+        if isinstance(fields["system"], str):
+            translated.unused_keys |= set(_unknown(_items(row, "system"), _PART_KEYS, "system[]"))
     for name in ("system", "input", "context"):
         if not isinstance(fields[name], str | None):
             _leave_out(name, written, translated)

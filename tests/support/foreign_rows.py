@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from shared.datasets.forms.recognition import RowForm
@@ -38,7 +39,7 @@ SHAREGPT_CALLS = [
     {"from": "observation", "value": '{"rain":true}'},
     {"from": "gpt", "value": "Yes."},
 ]
-ANTHROPIC_CALLS = [
+ANTHROPIC_CALLS: Turns = [
     {"role": "user", "content": "Rain?"},
     {
         "role": "assistant",
@@ -47,7 +48,7 @@ ANTHROPIC_CALLS = [
     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": '{"rain":true}'}]},
     {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]},
 ]
-BEDROCK_CALLS = [
+BEDROCK_CALLS: Turns = [
     {"role": "user", "content": [{"text": "Rain?"}]},
     {
         "role": "assistant",
@@ -61,7 +62,7 @@ BEDROCK_CALLS = [
     },
     {"role": "assistant", "content": [{"text": "Yes."}]},
 ]
-GEMINI_CALLS = [
+GEMINI_CALLS: Turns = [
     {"role": "user", "parts": [{"text": "Rain?"}]},
     {"role": "model", "parts": [{"functionCall": {"name": "weather", "args": {"city": "Rome"}}}]},
     {"role": "user", "parts": [{"functionResponse": {"name": "weather", "response": {"rain": True}}}]},
@@ -101,6 +102,7 @@ READABLE: list[tuple[RowForm, dict[str, Any], Turns]] = [
     (RowForm.PREFERENCE, {"prompt": [HI[0]], "chosen": [HI[1]], "rejected": [HI[1]]}, HI),
     (RowForm.PREFERENCE, {"chosen": HI, "rejected": HI}, HI),
     (RowForm.PREFERENCE, {"prompt": "Hi", "chosen": HI, "rejected": HI}, HI),
+    (RowForm.PREFERENCE, {"prompt": "Hi", "chosen": HI, "rejected": said("Hi", "No"), "messages": HI}, HI),
     (RowForm.PREFERENCE, {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}, HI),
     (RowForm.PREFERENCE, {"conversations": [{"from": "human", "value": "Hi"}], "chosen": {"from": "gpt", "value": "Hello"}, "rejected": {"from": "gpt", "value": "No"}}, HI),
     (RowForm.RANKING, {"instruction": "Hi", "models": ["a", "b", "c"], "completions": [{"response": "No", "overall_score": 9.0, "fine-grained_score": 1.5}, {"response": "Hello", "overall_score": 8.0, "fine-grained_score": 5}, {"response": "Ho", "fine-grained_score": "3"}]}, HI),
@@ -118,6 +120,13 @@ READABLE: list[tuple[RowForm, dict[str, Any], Turns]] = [
     (RowForm.PROMPT_COMPLETION, {"input": [HI[0]], "output": [{"role": "assistant", "content": [{"type": "output_text", "text": "Hello"}]}]}, HI),
     (RowForm.PROMPT_COMPLETION, {"prompt": [HI[0]], "response": "Hello"}, HI),
     (RowForm.LOG, {"request": {"model": "m", "messages": [HI[0]]}, "response": {"id": "x", "choices": [{"index": 0, "message": HI[1] | {"refusal": None, "annotations": []}, "finish_reason": "stop"}]}}, HI),
+    (RowForm.LOG, {"body": json.dumps({"messages": [HI[0]]}), "response": json.dumps({"choices": [{"message": {"content": "Hello"}}]})}, HI),
+    (RowForm.PROMPT_COMPLETION, {"question": "raw", "answer": "42", "prompt": [HI[0]], "completion": [HI[1]]}, HI),
+    (RowForm.QUESTION_ANSWER, {"question": "Who?", "context": "Ann runs.", "answer": "Ann", "user": {"role": "admin"}}, said("Who?\nAnn runs.", "Ann")),
+    (RowForm.ALPACA, {"instruction": "Sum", "input": "1 2", "output": "3", "user": {"role": "user"}}, said("Sum\n1 2", "3")),
+    (RowForm.PREFERENCE, {"prompt": [HI[0]], "chosen": [HI[1]], "rejected": said("", "No")[1:], "request": {"messages": [HI[0]]}, "response": {"choices": [{"message": {"role": "assistant", "content": "No"}}]}}, HI),
+    (RowForm.GEMINI, {"system_instruction": "Be short.", "contents": [{"role": "user", "parts": [{"text": "Hi"}]}, {"role": "model", "parts": [{"text": "", "thought_signature": "x"}, {"text": "Hello"}]}]}, SHORT),
+    (RowForm.BEDROCK, {"system": [{"text": "Be short."}, {"cachePoint": {"type": "default"}}], "messages": [{"role": "user", "content": [{"text": "Hi"}]}, {"role": "assistant", "content": [{"text": "Hello"}]}], "toolConfig": {"tools": [{"cachePoint": {"type": "default"}}]}}, SHORT),
     (RowForm.LOG, {"custom_id": "1", "body": {"messages": CALLED[:3], "tools": [TOOL]}, "response": {"status_code": 200, "body": {"choices": [{"message": CALLED[3]}]}}}, CALLED),
     (RowForm.TEXT, {"text": CHATML}, SHORT),
     (RowForm.TEXT, {"text": LLAMA3}, SHORT),
@@ -153,7 +162,14 @@ UNREADABLE: list[tuple[RowForm | None, dict[str, Any], str]] = [
     (RowForm.QUESTION_ANSWER, {"question": "", "answer": "Hello"}, "ROW_FIELD_MISSING"),
     (RowForm.GEMINI, {"contents": [{"role": "user", "parts": [{"inlineData": {}}]}]}, "other_part"),
     (RowForm.LOG, {"request": {"messages": [HI[0]]}, "response": {"choices": [{"message": HI[1], "finish_reason": "length"}]}}, "answer_cut"),
-    (RowForm.LOG, {"request": {"messages": "Hi"}, "response": {"choices": [{"message": HI[1]}]}}, "ROW_FIELD_TYPE"),
+    (RowForm.LOG, {"request": {"messages": [HI[0]]}, "response": None}, "no_answer"),
+    (RowForm.LOG, {"request": {"messages": [HI[0]]}, "response": {"error": {"code": 429}}}, "no_answer"),
+    (RowForm.LOG, {"request": {"messages": [1]}, "response": {"choices": [{"message": HI[1]}]}}, "ROW_FIELD_TYPE"),
+    (RowForm.LOG, {"request": {"messages": []}, "response": {"choices": [{"message": HI[1]}]}}, "ROW_FIELD_MISSING"),
+    (RowForm.BEDROCK, {"messages": [{"role": "user", "content": [{"text": "What?", "image": {"format": "png"}}]}, BEDROCK_CALLS[3]]}, "image"),
+    (RowForm.BEDROCK, {"messages": [*BEDROCK_CALLS[:3], BEDROCK_CALLS[3] | {"reasoning_content": "So."}]}, "ROW_FIELD_CONFLICT"),
+    (RowForm.GEMINI, {"contents": [{"role": "user", "parts": [{"text": "What?", "inlineData": {"mimeType": "image/png"}}]}, GEMINI_CALLS[3]]}, "other_part"),
+    (RowForm.ANTHROPIC, {"messages": [*ANTHROPIC_CALLS[:3], ANTHROPIC_CALLS[3] | {"tool_calls": CALLED[1]["tool_calls"]}]}, "ROW_FIELD_CONFLICT"),
     (RowForm.LOG, {"request": {"messages": [HI[0]]}, "response": {"choices": [{}]}}, "ROW_FIELD_TYPE"),
     (RowForm.GEMINI, {"contents": [GEMINI_CALLS[0], *GEMINI_CALLS[2:]]}, "function_without_call"),
     (RowForm.GEMINI, {"contents": GEMINI_CALLS, "tools": [{"googleSearch": {}}]}, "ROW_TOOL_INVALID"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -65,6 +66,9 @@ ROLES: dict[str, str] = {
 OWN_ROLES = frozenset({"user", "assistant", "tool", "system", "developer", "function"})
 QUESTIONS = ("question", "query", "prompt", "instruction", "input", "q", "human", "user")
 ANSWERS = ("answer", "response", "output", "completion", "a", "assistant", "gpt", "reply", "target")
+PROMPTS = ("prompt", *QUESTIONS)
+COMPLETIONS = ("completion", "response", *ANSWERS)
+"""Names of a question and of an answer that are turns, TRL's first."""
 CHOSEN, REJECTED = "chosen", "rejected"
 PREFERRED = ("preferred_output", "preferred_completion")
 RANKED_ANSWERS = ("completions", "responses", "generations", "answers")
@@ -90,8 +94,6 @@ def recognise(row: Row) -> RowForm | None:
     """Return the form of a row; None if it is unknown."""
     keys = {key.lower(): row[key] for key in row if row[key] is not None}
     contents = keys.get("contents")
-    if logged_exchange(keys):
-        return RowForm.LOG
     if {CHOSEN, REJECTED} <= keys.keys() or ("input" in keys and not keys.keys().isdisjoint(PREFERRED)):
         return RowForm.PREFERENCE
     if (
@@ -102,7 +104,11 @@ def recognise(row: Row) -> RowForm | None:
         return RowForm.KTO
     if isinstance(contents, list) and any(isinstance(turn, dict) and "parts" in turn for turn in contents):
         return RowForm.GEMINI
-    return _form_of_turns(row) or _form_of_pair(keys)
+    if form := _form_of_turns(row):
+        return form
+    # A request that failed may have null as its response.
+    is_log = logged_exchange({key.lower(): value for key, value in row.items()})
+    return RowForm.LOG if is_log else _form_of_pair(keys)
 
 
 def rates_its_answer(row: Row) -> bool:
@@ -131,7 +137,8 @@ def method_of_file(path: Path) -> MethodType:
 
 def _form_of_pair(keys: Row) -> RowForm | None:
     """Return the form of a row without a list of turns; its keys are in lower case."""
-    if has_pair(keys) and any(_are_turns(keys[name]) for name in (*QUESTIONS, *ANSWERS) if name in keys):
+    prompt, completion = (next((keys[name] for name in names if name in keys), "") for names in (PROMPTS, COMPLETIONS))
+    if has_pair(keys) and (_are_turns(prompt) or _are_turns(completion)):
         return RowForm.PROMPT_COMPLETION
     if {"instruction", "output"} <= keys.keys():
         return RowForm.ALPACA
@@ -145,27 +152,32 @@ def _form_of_pair(keys: Row) -> RowForm | None:
 def _are_turns(value: Any) -> bool:
     """Return whether a value is a turn, or a list of turns."""
     turns = value if isinstance(value, list) else [value]
-    return bool(turns) and all(isinstance(turn, dict) and speaker_of(turn) is not None for turn in turns)
+    return bool(turns) and all(isinstance(turn, dict) and str(speaker_of(turn)).lower() in ROLES for turn in turns)
 
 
 def logged_exchange(row: Row) -> tuple[tuple[str, Row], tuple[str, Row]] | None:
-    """Return a logged chat request and its response, each with its key in the row; None if the row does not have both."""
-    request = next(((name, body) for name in REQUESTS if "messages" in (body := _body(row.get(name)))), None)
-    response = next(((name, body) for name in RESPONSES if _has_choices(body := _body(row.get(name)))), None)
-    return (request, response) if request and response else None
+    """Return a logged chat request and its response, each with its key in the row; None if the row is not a log.
+
+    The response of a request that failed is empty.
+    """
+    request = next(((name, body) for name in REQUESTS if _is_request(body := _body(row.get(name)))), None)
+    response = next((name for name in RESPONSES if name in row), None)
+    return (request, (response, _body(row[response]))) if request and response else None
 
 
 def _body(value: Any) -> Row:
-    """Return the body of a request or a response, which some logs have under ``body``."""
+    """Return the body of a request or a response, which some logs have under ``body`` or as JSON in a string."""
+    if isinstance(value, str) and value.startswith("{"):
+        with suppress(msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+            value = msgspec.json.decode(value)
     if not isinstance(value, dict):
         return {}
     body = value.get("body")
-    return body if isinstance(body, dict) else value
+    return _body(body) if isinstance(body, dict | str) else value
 
 
-def _has_choices(body: Row) -> bool:
-    choices = body.get("choices")
-    return isinstance(choices, list) and bool(choices) and all(isinstance(choice, dict) for choice in choices)
+def _is_request(body: Row) -> bool:
+    return isinstance(body.get("messages"), list)
 
 
 def _is_ranking(keys: Row) -> bool:

@@ -88,10 +88,10 @@ def test_flag_of_another_meaning_is_counted_as_not_used(flag: dict[str, Any]) ->
 
 
 def test_system_of_text_parts_is_learnt_and_any_other_list_is_counted() -> None:
-    parts = [{"type": "text", "text": "Be"}, {"type": "text", "text": "short.", "cache_control": {}}]
+    parts = [{"type": "text", "text": "Be"}, {"type": "text", "text": "short.", "cache_control": {"type": "ephemeral"}}]
     [row], report = read(chat(USER, ANSWER, system=parts))
     assert (row[0].role, row[0].content) == ("system", "Be\nshort.")
-    assert (dict(report.conversions), dict(report.unused_keys)) == ({"text parts": 1}, {})
+    assert (dict(report.conversions), dict(report.unused_keys)) == ({"text parts": 1}, {"system[].cache_control": 1})
     for other in ([1], [{"type": "image"}], [{"text": "Be short."}, {"type": "text"}]):
         [row], report = read(chat(USER, ANSWER, system=other))
         assert (row[0].role, dict(report.unused_keys)) == ("user", {"system": 1})
