@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from cli.client.remedies import our_code, to_cli_remedy
+from cli.output import line_ranges
 from shared.errors import Code
 
 SHOWN_CHARS = 300
@@ -45,15 +46,29 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def describe_error(error: Mapping[str, Any]) -> str:
-    """Return an error's lines for a terminal: code, message and remedy, then each invalid line or field that the
-    message does not name.
+    """Return an error's lines for a terminal: code, message and remedy; then the invalid lines and fields that the message
+    does not name, those with the same reason together.
     """
-    lines = [f"{error['code']}: {error['message']} {error['remedy']}".rstrip()]
+    first = f"{error['code']}: {error['message']} {error['remedy']}".rstrip()
+    numbers: dict[str, list[int]] = {}
+    places = []
     for fault in error["details"].get("errors", []):
-        where = f"line {fault['line']}" if "line" in fault else fault.get("param", "")
-        if (line := f"{where}: {_for_cli(fault['reason'])}") not in lines[0]:
-            lines.append(f"  {line}")
-    return "\n".join(lines)
+        reason = _for_cli(fault["reason"])
+        if f"{_place(fault)}: {reason}" in first:
+            continue
+        if "line" in fault:
+            numbers.setdefault(reason, []).append(fault["line"])
+        else:
+            places.append(f"  {_place(fault)}: {reason}")
+    groups = (
+        f"  line{'s' * (len(lines) > 1)} {line_ranges(lines)}: {'the same' if reason in first else reason}"
+        for reason, lines in numbers.items()
+    )
+    return "\n".join([first, *groups, *places])
+
+
+def _place(fault: Mapping[str, Any]) -> str:
+    return f"line {fault['line']}" if "line" in fault else fault.get("param", "")
 
 
 def _for_cli(text: str) -> str:

@@ -145,7 +145,7 @@ def _of_other_method(report: DatasetReport, param: str) -> DatasetInvalid | None
     method = "supervised" if not mismatches else "kto" if report.errors[0].field else "dpo"
     if report.forms.get(RowForm.PREFERENCE) == report.error_count:
         rows, right = [f"{noun} of a preferred and a rejected answer" for noun in ("pair", "pairs")], "dpo"
-    elif not mismatches:
+    elif not mismatches or (report.advice and RowForm.KTO not in report.forms):
         return None
     elif report.forms.get(RowForm.KTO) == report.error_count:
         rows, right = ["row that rates one answer", "rows that rate one answer"], "kto"

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from shared.datasets.forms.flags import flag_of
-from shared.datasets.forms.recognition import recognise
+from shared.datasets.forms.recognition import DESCRIPTIONS, is_foreign, recognise
 from shared.datasets.preferences.rows import (
     ANSWERS,
     ParsedPreference,
@@ -69,6 +69,9 @@ def _read(row: Row) -> Written:
         reason = "the row has a preferred and a rejected answer, as for DPO, and no rated one"
         raise RowError(RowCode.ROW_METHOD_MISMATCH, reason, LABEL, form or "")
     if row.get(LABEL) is None:
+        if other := is_foreign(row):
+            reason = f"the row does not say whether its answer is good; it is in {DESCRIPTIONS[other]}"
+            raise RowError(RowCode.ROW_METHOD_MISMATCH, reason, LABEL, other)
         if form:
             reason = "the row does not say whether its answer is good; it is a row for supervised tuning"
             raise RowError(RowCode.ROW_METHOD_MISMATCH, reason, LABEL)

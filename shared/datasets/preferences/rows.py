@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from shared.datasets.forms.flags import FLAGS
-from shared.datasets.forms.recognition import RowForm, rates_its_answer, recognise
+from shared.datasets.forms.recognition import DESCRIPTIONS, RowForm, is_foreign, rates_its_answer, recognise
 from shared.datasets.forms.tools import unlisted_call
 from shared.datasets.row_validation import FAILURES, check_length, check_record, decode_strictly, explain
 from shared.datasets.rows import Labels, Message, Record, RowCode, RowError, TrainingRow, as_row
@@ -369,6 +369,9 @@ def _without_answers(row: Row) -> RowError:
     if recognise(row) is RowForm.RANKING:
         reason = "the row has a list of answers with scores; `mens data convert --as-pairs` makes a pair of it"
         return RowError(RowCode.ROW_FIELD_MISSING, reason, form=RowForm.RANKING)
+    if form := is_foreign(row):
+        reason = f"the row does not have a preferred and a rejected answer; it is in {DESCRIPTIONS[form]}"
+        return RowError(RowCode.ROW_METHOD_MISMATCH, reason, form=form)
     if recognise(row):
         learnt = "the row does not have a preferred and a rejected answer; it is a row for supervised tuning"
         return RowError(RowCode.ROW_METHOD_MISMATCH, learnt)

@@ -56,3 +56,9 @@ def test_a_line_that_the_message_names_is_printed_once() -> None:
     faults = [{"line": 2, "reason": "not a list"}, {"line": 3, "reason": "not JSON"}]
     error = {"code": "C", "message": "The first is line 2: not a list.", "remedy": "", "details": {"errors": faults}}
     assert describe_error(error) == "C: The first is line 2: not a list.\n  line 3: not JSON"
+
+
+def test_lines_with_the_same_reason_are_named_together() -> None:
+    faults = [{"line": number, "reason": "not a list"} for number in (2, 3, 4, 9)] + [{"line": 5, "reason": "blank"}]
+    error = {"code": "C", "message": "The first is line 2: not a list.", "remedy": "", "details": {"errors": faults}}
+    assert describe_error(error) == "C: The first is line 2: not a list.\n  lines 3-4, 9: the same\n  line 5: blank"

@@ -127,3 +127,13 @@ def test_an_unlisted_call_is_a_warning_of_the_answer_to_give_alone(tmp_path: Pat
     ]
     found = inspect_file(write(tmp_path, *chats), method=MethodType.KTO).training
     assert [(one.line, one.field) for one in found.warnings] == [(2, "messages[1].tool_calls[0].function.name")]
+
+
+def test_rows_of_another_program_are_named_with_the_command_that_converts_them(tmp_path: Path) -> None:
+    turns = CHAT["messages"]
+    log = {"request": {"messages": turns[:1]}, "response": {"choices": [{"message": turns[1]}]}}
+    for method in (MethodType.DPO, MethodType.KTO):
+        refused = refusal(inspect_file(write(tmp_path, log, log | {"id": 2}), method=method))
+        assert refused is not None
+        assert "has 2 rows in the form of a log" in refused.message
+        assert "mens data convert FILE -o rows.jsonl" in refused.remedy
