@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shared.errors import Code, InvalidRequest
@@ -33,10 +34,12 @@ class PairedItems:
 
     Attributes:
         unpaired: items with a score on only one side.
+        problems: number of answers by the reason why they could not be judged.
     """
 
     by_criterion: dict[str, list[ScoredPair]]
     unpaired: int
+    problems: Counter[str] = field(default_factory=Counter)
 
     def comparisons(self, margin: float) -> dict[str, Comparison]:
         """Return the comparisons by criterion; ``margin`` is the allowed loss of the mean."""
@@ -98,19 +101,22 @@ def pairs_between(old: Iterable[OutputItem], new: Iterable[OutputItem]) -> Paire
             remedy="Run the same file with both models.",
         )
     paired = _paired(common)
-    return PairedItems(paired.by_criterion, paired.unpaired + len(before) + len(after) - 2 * len(common))
+    unpaired = paired.unpaired + len(before) + len(after) - 2 * len(common)
+    return PairedItems(paired.by_criterion, unpaired, paired.problems)
 
 
 def _paired(triples: Iterable[tuple[OutputItem, OutputItem | None, OutputItem]]) -> PairedItems:
     by_criterion: dict[str, list[ScoredPair]] = {}
+    problems: Counter[str] = Counter()
     unpaired = 0
     for item, old, new in triples:
         before, after = scores(old) if old else {}, scores(new)
         both = before.keys() & after.keys()
         unpaired += not both
+        problems.update(reason for side in (old, new) if side for reason in errors(side))
         for name in (name for name in after if name in both):
             by_criterion.setdefault(name, []).append(ScoredPair(item, name, before[name], after[name]))
-    return PairedItems(by_criterion, unpaired)
+    return PairedItems(by_criterion, unpaired, problems)
 
 
 def _key(item: OutputItem) -> tuple[str, int]:

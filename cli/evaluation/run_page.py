@@ -48,8 +48,7 @@ def print_run(run: Mapping[str, Any], items: Sequence[OutputItem], shown: int = 
         mean = f"{sum(item_scores) / len(item_scores):.3f}" if item_scores else ""
         rows.append((name, str(passed), str(criterion["failed"]), rate, interval, mean))
     print_table(("criterion", "passed", "failed", "rate", "95 %", "mean score"), rows)
-    for error, count in Counter(error for item in items for error in errors(item)).most_common(SHOWN_ITEMS):
-        typer.echo(f"{count} could not be judged: {on_one_line(error)}")
+    _print_problems(Counter(error for item in items for error in errors(item)))
     failed = worst(items)
     for item in failed[:shown]:
         _print_item(item)
@@ -80,6 +79,7 @@ def print_comparison(
         typer.echo(
             f"not compared: {counted(pairs.unpaired, 'item')} that only one model has, or that could not be judged"
         )
+    _print_problems(pairs.problems)
     losses = lost(pairs)
     for pair in losses[:shown]:
         typer.echo(f"\nitem {pair.item['datasource_item_id']}  {pair.criterion} {pair.old:.3f} → {pair.new:.3f}")
@@ -89,6 +89,11 @@ def print_comparison(
     if not losses and shown:
         _print_wrong(pairs)
     return bool(comparisons) and all(comparison.status == "passed" for comparison in comparisons.values())
+
+
+def _print_problems(problems: Counter[str]) -> None:
+    for error, count in problems.most_common(SHOWN_ITEMS):
+        typer.echo(f"{count} could not be judged: {on_one_line(error)}")
 
 
 def _interval(items: Sequence[OutputItem], criterion: str, passed: int, judged: int) -> str:

@@ -35,6 +35,7 @@ def test_pairs_of_a_run_with_two_models() -> None:
     found = pairs_within(items)
     assert [(pair.old, pair.new) for pair in found.by_criterion["exact"]] == [(0.0, 1.0), (1.0, 0.0)]
     assert found.unpaired == 2, "what could not be judged is no loss and no win"
+    assert sum(found.problems.values()) == 1
     assert [pair.item["datasource_item_id"] for pair in lost(found)] == [1]
     comparison = found.comparisons(0.05)["exact"]
     assert (comparison.items, comparison.difference, comparison.status) == (2, 0.0, "missing_evidence")
