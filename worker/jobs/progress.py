@@ -83,11 +83,18 @@ def to_events(telemetry: list[dict[str, Any]]) -> list[NewEvent]:
 
 
 def to_progress(telemetry: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the newest progress in some lines of telemetry, as :data:`JobProgress` stores it; empty if they contain
-    none.
+    """Return the newest progress of each kind in some lines of telemetry, as :data:`JobProgress` stores it; empty if they
+    contain none. The last step of a training may be in the same lines as its self-evaluation.
     """
-    newest = next((line for line in reversed(telemetry) if line["event"] in _PROGRESS), None)
-    return _PROGRESS[newest["event"]](newest["payload"]).model_dump() if newest else {}
+    newest: dict[str, dict[str, Any]] = {}
+    for line in telemetry:
+        if line["event"] in _PROGRESS:
+            newest.pop(line["event"], None)  # the kind that comes last names the progress
+            newest[line["event"]] = line["payload"]
+    progress: dict[str, Any] = {}
+    for event, payload in newest.items():
+        progress |= _PROGRESS[event](payload).model_dump()
+    return progress
 
 
 def to_stage(telemetry: list[dict[str, Any]]) -> Stage | None:

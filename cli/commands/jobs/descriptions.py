@@ -5,21 +5,43 @@ from __future__ import annotations
 from typing import Any
 
 from shared.artifacts.merge_fidelity import shift_warning
+from shared.contract.choices import MethodType
+from shared.contract.sections import DEFAULT_BETA
 from shared.counted_nouns import counted
 from shared.preflight.types import Estimate, PlannedDevice, TrainingTime
 
 
 def describe_plan(job: dict[str, Any]) -> str:
-    """Describe rows, epochs, steps and learning rate of a fine-tune job, in one line."""
+    """Describe method, rows, epochs, steps, learning rate and parent of a fine-tune job, in one line."""
     exec_, plan = job["contract"]["exec"], job["plan"]
     batch = exec_["batch_size"] * exec_["grad_accum"]
     rows, held_out = plan["train"]["rows"], plan["validation_rows"]
     held = f" ({held_out} of {rows} are held out for validation)" if held_out else ""
+    method, noun = _method(job["contract"])
+    parent = job["contract"].get("adapter", {}).get("continue_from")
     return (
-        f"{counted(rows - held_out, 'row')}{held}, {counted(exec_['epochs'], 'epoch')}, "
-        f"{counted(plan['optimizer_steps'], 'step')} of {counted(batch, 'row')}, "
-        f"learning rate {exec_['learning_rate']:g}"
+        f"{method}{counted(rows - held_out, noun)}{held}, {counted(exec_['epochs'], 'epoch')}, "
+        f"{counted(plan['optimizer_steps'], 'step')} of {counted(batch, noun)}, "
+        f"learning rate {exec_['learning_rate']:g}" + (f", continues {_short(parent)}" if parent else "")
     )
+
+
+def _method(contract: dict[str, Any]) -> tuple[str, str]:
+    """Return how a job on preferences is trained, as the start of a sentence, and what one of its rows is."""
+    kind = contract.get("method", {}).get("type", MethodType.SUPERVISED)
+    if kind == MethodType.SUPERVISED:
+        return "", "row"
+    preference = contract["preference"]
+    beta = DEFAULT_BETA.get(preference["loss"]) if preference.get("beta") is None else preference["beta"]
+    if kind == MethodType.DPO:
+        return f"dpo ({preference['loss']}, beta {beta:g}): ", "pair"
+    return f"{kind} (beta {beta:g}): ", "rated answer"
+
+
+def _short(adapter: str) -> str:
+    """Return an adapter's name with the part of its digest that commands accept."""
+    name, _, digest = adapter.partition("@")
+    return f"{name}@{digest[:12]}" if digest else name
 
 
 def describe_expectation(preflight: dict[str, Any]) -> str:

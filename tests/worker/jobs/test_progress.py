@@ -43,6 +43,7 @@ def test_self_evaluation_is_a_stage_and_progress_of_its_own():
     lines = [step(10), told]
     assert to_stage(lines) is Stage.SELF_EVALUATION
     assert read_progress(to_progress(lines)) == SelfEvaluationProgress.model_validate(told["payload"])
+    assert to_progress(lines)["step"] == 10, "the last step is kept, though the next line is of another kind"
     assert to_stage([step(1)]) is Stage.TRAINING
     assert to_stage([start()]) is None
 
