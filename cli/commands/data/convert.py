@@ -28,8 +28,8 @@ from shared.errors import Code, InvalidRequest, MensError
 
 SHOWN_KEYS = 20
 REASONS: dict[str, str] = {
-    DropReason.PREFERENCE: "pairs for DPO need no conversion (docs/preference.md), and --as-pairs converts those of other "
-    "forms; --as-supervised trains on the chosen answers",
+    DropReason.PREFERENCE: "pairs are for `mens train --method dpo`, which reads OpenAI's and TRL's forms; --as-pairs "
+    "converts other forms, and --as-supervised takes the chosen answers",
     DropReason.RANKING: "answers with scores; --as-pairs makes a pair of the best and the worst for --method dpo",
     DropReason.NO_ANSWER_BETTER: "all answers have the same score",
     DropReason.NOT_A_PREFERENCE: "the row does not have two answers, one of them preferred",

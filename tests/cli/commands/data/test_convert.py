@@ -65,8 +65,8 @@ def test_preferences_need_the_option(tmp_path: Path) -> None:
     source, output = write(tmp_path / "in.jsonl", PREFERENCE), tmp_path / "rows.jsonl"
     assert "Set method.type to dpo" in run("check", source, "--method", "supervised")[1]
     code, text = run("convert", source, "-o", output)
-    assert (code, "--as-supervised trains on the chosen answers" in text) == (1, True)
-    assert "airs for DPO need no conversion" in text
+    assert (code, "--as-supervised takes the chosen answers" in text) == (1, True)
+    assert "airs are for `mens train --method dpo`" in text
     assert "ok: 1 pair to train on" in run("check", source)[1]
     assert run("convert", source, "-o", output, "--as-supervised")[0] == 0
     assert json.loads(output.read_text()) == {"messages": HI}
