@@ -75,7 +75,9 @@ PLACES = (
         "List every name that `model` accepts: bases, adapters, aliases; show one; delete an adapter.",
     ),
     CommandPlace(
-        "jobs", "jobs.commands:app", "Jobs: list, show, compare, watch, logs, cancel, pause, resume, priority, merge."
+        "jobs",
+        "jobs.commands:app",
+        "Jobs: list, show, checkpoints, compare, watch, logs, cancel, pause, resume, priority, merge.",
     ),
     CommandPlace("aliases", "aliases:app", "Aliases: list, move, split between adapters, roll back, history."),
     CommandPlace("names", "names:app", "Names of another provider's models: map, list, remove, history."),

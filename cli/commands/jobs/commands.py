@@ -26,11 +26,18 @@ from shared.database.records import Kind
 from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
 app = typer.Typer(
-    no_args_is_help=True, help="Jobs: list, show, compare, watch, logs, cancel, pause, resume, priority, merge."
+    no_args_is_help=True,
+    help="Jobs: list, show, checkpoints, compare, watch, logs, cancel, pause, resume, priority, merge.",
 )
 console = plain_console()
 
 LAST_EVENTS = 10
+CHECKPOINT_METRICS = {
+    "train_loss": "training loss",
+    "valid_loss": "validation loss",
+    "valid_mean_token_accuracy": "validation accuracy",
+}
+"""Columns of a checkpoint's metrics, by their names in the API."""
 
 
 @app.command("list")
@@ -111,6 +118,33 @@ def show(
     lines += [f"  {event['created_at'][11:19]}  {event['message']}" for event in shown_events]
     for line in lines:
         typer.echo(line)
+
+
+@app.command("checkpoints")
+def checkpoints(job_id: JobId, as_json: Json = False) -> None:
+    """Show a job's checkpoints and its result, newest first, also while it runs: step, losses, accuracy, state.
+
+    `mens chat ID` asks a published one, and `mens train --continue ID` starts a job from it.
+    """
+    listed = call("GET", f"{job_path(job_id)}/checkpoints")["data"]
+    if as_json:
+        typer.echo(json.dumps(listed, indent=2))
+        return
+    print_table(
+        ("id", "step", *CHECKPOINT_METRICS.values(), "state"),
+        [
+            (
+                adapter["id"],
+                f"{adapter['step']}{' (result)' if adapter['final'] else ''}",
+                *(_told(adapter["metrics"].get(name)) for name in CHECKPOINT_METRICS),
+                adapter["state"],
+            )
+            for adapter in listed
+        ],
+        header=True,
+    )
+    if not listed:
+        note("no checkpoint is stored: a job has them from its first save, until retention deletes them")
 
 
 @app.command("compare")

@@ -10,7 +10,7 @@ from shared.database.leases import Leases
 from shared.database.records import NewEvent
 from shared.database.tenancy import Role
 from shared.errors import Code, JobFailed
-from tests.support.builders import claimed, submission
+from tests.support.builders import claimed, new_adapter, submission
 from tests.support.cli_installation import CliInstallation
 
 pytestmark = pytest.mark.network
@@ -49,6 +49,27 @@ def test_list_filters_and_pages(installation: CliInstallation) -> None:
     assert first.stderr == f"for older ones, repeat the command with --after ftjob-…{made[2][-6:]}\n"
     assert listed("--limit", "2", "--after", made[2]) == [made[1], made[0]]
     assert "is not a time: give 2h, 7d" in installation.invoke("jobs", "list", "--since", "soon", code=2).output
+
+
+def test_checkpoints_have_steps_and_losses(installation: CliInstallation) -> None:
+    jobs, leases = installation.services.jobs, Leases(installation.services.database, 60)
+    lease = claimed(jobs, leases)
+    nothing = installation.invoke("jobs", "checkpoints", lease.job.id)
+    assert "no checkpoint is stored" in nothing.stderr
+    metrics = {"train_loss": 0.5, "valid_loss": 0.25, "valid_mean_token_accuracy": 1.0}
+    made = [
+        new_adapter("demo@2", digest="e" * 64, step=20, metrics=metrics),
+        new_adapter("demo@1", step=10, final=False, published=False),
+    ]
+    leases.finish(lease, {}, adapters=made)
+    printed = installation.invoke("jobs", "checkpoints", lease.job.id).stdout.splitlines()
+    assert printed == [
+        "id\tstep\ttraining loss\tvalidation loss\tvalidation accuracy\tstate",
+        "demo@2\t20 (result)\t0.5\t0.25\t1\tpublished",
+        "demo@1\t10\t-\t-\t-\tstored",
+    ]
+    listed = json.loads(installation.invoke("jobs", "checkpoints", lease.job.id, "--json").stdout)
+    assert [adapter["step"] for adapter in listed] == [20, 10]
 
 
 def test_compare_prints_what_differs(installation: CliInstallation, rows: str) -> None:
