@@ -24,7 +24,7 @@ def test_the_page_has_every_stage_and_names_no_other() -> None:
     page = (ROOT / "docs" / "gpu.md").read_text()
     section = page.partition("\n## The first hour on a new card\n")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(STAGES)
-    branches = page.partition("\n## Branches that only a GPU takes")[2]
+    branches = page.partition("\n## Code that only runs on a GPU")[2]
     named = set(re.findall(r"stage `(\w+)`", branches))
     assert named
     assert named <= STAGES.keys()
