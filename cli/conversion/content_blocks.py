@@ -82,16 +82,16 @@ class Calls:
         Raises:
             Dropped: no open call has this result.
         """
-        by_id = [call for call in self.open if call[0] == block.call_id]
-        by_name = [call for call in self.open if call[1] == block.name and call[0] in self.made]
-        if not (matching := by_id or by_name):
+        by_id = (call for call in self.open if call[0] == block.call_id)
+        by_name = (call for call in self.open if call[1] == block.name and call[0] in self.made)
+        if (answered := next(by_id, None) or next(by_name, None)) is None:
             raise Dropped(DropReason.FUNCTION_WITHOUT_CALL)
-        self.open.remove(matching[0])
-        return {"role": "tool", "content": block.text, "tool_call_id": matching[0][0]}
+        self.open.remove(answered)
+        return {"role": "tool", "content": block.text, "tool_call_id": answered[0]}
 
     def _free_id(self) -> str:
-        taken = self.given | self.made
-        free = next(name for number in count(len(self.made) + 1) if (name := f"call_{number}") not in taken)
+        names = (f"call_{number}" for number in count(len(self.made) + 1))
+        free = next(name for name in names if name not in self.given and name not in self.made)
         self.made.add(free)
         return free
 

@@ -1,4 +1,4 @@
-"""What `scan` reports in source code, and what it ignores."""
+"""`scan` finds calls of OpenAI in source code, and ignores all other code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker detects about its machine, and that it reports it."""
+"""A worker detects its machine and reports it."""
 
 from __future__ import annotations
 

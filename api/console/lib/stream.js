@@ -12,8 +12,8 @@ const HIDDEN_AFTER = 30_000;
 const SILENT_AFTER = 40_000; // the API sends a comment every 15 s
 /** A stream that a proxy holds back says nothing; ours begins with a comment. */
 const BEGINS_WITHIN = 8_000;
-/** A page without a stream pauses for so long for each of its calls: a poll that takes three of them is followed by three pauses. With tries of the stream they are at most 12 in a minute. */
-const CALL_EVERY = 6_000;
+/** A page without a stream pauses for so long for each of its calls: a poll that takes three of them is followed by three pauses. With tries of the stream, two calls a poll are at most 12 in any minute, also in one that begins and ends with a poll. */
+const CALL_EVERY = 7_200;
 /** At most between two tries of a stream, or two polls, while the API answers. */
 const TRY_EVERY = 60_000;
 const BATCH = 500;

@@ -1,4 +1,4 @@
-"""What a finished job shows about its gates and its alias."""
+"""A finished job shows the outcome of its gates and of its alias."""
 
 from __future__ import annotations
 
