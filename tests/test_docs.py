@@ -104,9 +104,13 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
-def test_every_decision_has_a_line_to_quote() -> None:
-    for page in (ROOT / "docs" / "decisions").glob("*.md"):
-        assert re.search(r"^> ", page.read_text(), re.MULTILINE), page.name
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda page: page.stem[:4])
+def test_every_decision_has_the_parts_and_ends_with_a_line_to_quote(page: Path) -> None:
+    number, lines = page.name[:4], page.read_text().splitlines()
+    beginnings = [f"# {number}: ", "**Context.**", "**Decision.**", "> "]
+    places = [next((at for at, line in enumerate(lines) if line.startswith(begin)), -1) for begin in beginnings]
+    assert places[0] == 0 and places[-1] == len(lines) - 1, "the title is the first line, and the quote the last one"
+    assert -1 not in places and places == sorted(places), dict(zip(beginnings, places, strict=True))
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.name)
