@@ -76,7 +76,7 @@ class ShutdownFlag:
 
 @dataclass(frozen=True)
 class Services:
-    """Objects that the routes work with: the database's verbs, the storage, the job queue, and the gateway to the
+    """Objects that the routes work with: the database's operations, the storage, the job queue, and the gateway to the
     replicas.
 
     Attributes:

@@ -118,12 +118,16 @@ def write_replay(base: Path, path: Path) -> None:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run each requested recipe that is not in the table of finished runs."""
     parser = argparse.ArgumentParser(prog="python -m bench.defaults", description=__doc__)
     parser.add_argument("base", type=Path, help="folder of the base model")
     parser.add_argument("folder", type=Path, help="folder for data sets and runs")
     parser.add_argument("--rows", type=int, default=80, help="training rows of each set")
-    parser.add_argument("--only", nargs="*", help="SET:RECIPE pairs; default: all, but replay only on expenses")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        help="SET:RECIPE pairs; default: every recipe on every set, but the one with replay on expenses only",
+    )
     arguments = parser.parse_args()
     os.environ["MENS_SAMPLE_ANSWERS"] = str(SAMPLES)
     default = [f"{name}:{recipe}" for name in SETS for recipe in RECIPES if "replay" not in recipe]

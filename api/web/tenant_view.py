@@ -34,7 +34,7 @@ from shared.retention.shutdown_dates import ShutdownDates, shutdown_dates
 
 
 class TenantView:
-    """The verbs of the database, limited to one tenant. Each repository is created when a route first uses it.
+    """The database's operations, limited to one tenant. Each repository is created when a route first uses it.
 
     Attributes:
         lookup: the gateway's cache of names.
@@ -148,7 +148,7 @@ class TenantView:
         return job
 
     def change_job(self, change: Callable[[str], Job], job_id: str) -> Job:
-        """Return the job after a verb of :attr:`jobs`. Callers who poll the job in this process see the change at once.
+        """Return the job after an operation of :attr:`jobs`. Callers who poll the job in this process see the change at once.
 
         Raises:
             MensError: from the verb.

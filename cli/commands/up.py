@@ -54,8 +54,8 @@ def up(
         ServedWeights,
         typer.Option(
             envvar="MENS_SERVING_WEIGHTS",
-            help="Weights to serve: the base's own, or its twin's, which are the weights that NF4 training computes with; auto: the "
-            "twin's if jobs on this machine train over NF4. A missing twin is created.",
+            help="Weights to serve: the base's, or its twin's (the base rounded to NF4). auto: the twin's if this machine "
+            "trains with NF4. A missing twin is created.",
         ),
     ] = ServedWeights.AUTO,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API on loopback; 0: any free port.")] = 8000,

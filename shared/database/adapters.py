@@ -92,7 +92,7 @@ class NewAdapter(Value):
 
 
 class Adapters:
-    """Adapters as a tenant sees them: its own, and those of ``shared``. Each verb is one transaction."""
+    """Adapters as a tenant sees them: its own, and those of ``shared``. Each operation runs in one transaction."""
 
     def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
         self._db = database

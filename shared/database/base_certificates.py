@@ -27,7 +27,7 @@ class BaseCertificate(Value):
 
 
 class BaseCertificates:
-    """Certificates of served merged models. Each verb is one transaction."""
+    """Certificates of served merged models. Each operation runs in one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._db = database

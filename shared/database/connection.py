@@ -1,7 +1,7 @@
 """The database: SQLite (WAL) or PostgreSQL behind the same two methods, `read()` and `write()`.
 
 One `with` block is one transaction. On SQLite a write block takes the write lock when it begins, so two writers queue
-up instead of failing halfway; on PostgreSQL verbs lock the rows they change.
+up instead of failing halfway; on PostgreSQL operations lock the rows they change.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Database:
 
 
 def whole_milliseconds(moment: datetime) -> datetime:
-    """Round a time as the tables store it, so that a verb returns the same value as a later read."""
+    """Round a time as the tables store it, so that an operation returns the same value as a later read."""
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 

@@ -54,14 +54,14 @@ class DeletionStep(Enum):
 
 
 class Deletions:
-    """Verbs of deletion, for a tenant; each is one transaction."""
+    """Steps of deletions of a tenant's adapters; each runs in one transaction."""
 
     def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
         self._db = database
         self._tenant = tenant
 
     def of(self, tenant: TenantName) -> Deletions:
-        """Return the verbs for another tenant."""
+        """Return the same operations for another tenant."""
         return Deletions(self._db, tenant)
 
     def begin(self, adapter_id: str) -> None:

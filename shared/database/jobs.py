@@ -1,6 +1,6 @@
-"""Jobs, with the verbs of those who request them: submit, get, list, cancel, pause, resume.
+"""Jobs, with the operations of callers: submit, get, list, cancel, pause, resume.
 
-The verbs of workers are in `leases.py`; which verb is allowed in which state, in `job_states.py`.
+The operations of workers are in `leases.py`; which verb is allowed in which state, in `job_states.py`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class AttemptLog(NamedTuple):
 
 
 class Jobs:
-    """Jobs as a tenant sees them: its own, and those of ``shared``. Each verb is one transaction."""
+    """Jobs as a tenant sees them: its own, and those of ``shared``. Each operation runs in one transaction."""
 
     def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
         self._db = database

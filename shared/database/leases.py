@@ -1,4 +1,4 @@
-"""Jobs, with the verbs of workers (claim a job, keep the lease, report, and end the attempt) and of the control worker.
+"""Jobs, with the operations of workers (claim a job, keep the lease, report, and end the attempt) and of the control worker.
 
 The attempt number is the fencing token. Every write here carries it and is refused once another attempt has begun, so a
 worker that was taken for dead cannot change a job it lost.
@@ -63,7 +63,7 @@ class Lease:
 
 
 class Leases:
-    """Verbs of the worker and of the control worker; each is one transaction."""
+    """Operations of the worker and of the control worker on jobs; each runs in one transaction."""
 
     def __init__(self, database: Database, lease_seconds: float) -> None:
         self._db = database

@@ -90,7 +90,7 @@ class Period(NamedTuple):
 
 
 class Usage:
-    """Verbs of usage; each is one transaction."""
+    """Operations on usage; each runs in one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._db = database

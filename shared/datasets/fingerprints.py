@@ -7,9 +7,9 @@ XXH3 of one string's bytes in that array.
 
 For the sketch, words are found by the spaces and hashed by their bytes, eight at a time, and a string's words become
 the set of hashes of three consecutive ones (of three characters for scripts without spaces). The ring of hashes has 32
-equal parts, and the least element of each is kept; an empty part takes the element of the next part. The share of equal
+equal bins, and the smallest hash of each is kept; an empty bin takes the hash of the next one. The share of equal
 elements of two sketches approximates the share that the two sets have in common (one permutation hashing: Li, Owen,
-Zhang 2012; the empty parts: Shrivastava, Li 2014). Arithmetic is modulo 2^64 or 2^32, and all hashes are the same on
+Zhang 2012; the empty bins: Shrivastava, Li 2014). Arithmetic is modulo 2^64 or 2^32, and all hashes are the same on
 every machine and in every run.
 """
 
@@ -51,11 +51,11 @@ _PRIME = np.uint64(0x9E3779B185EBCA87)
 _PRIME32_1, _PRIME32_2, _PRIME32_3 = map(np.uint32, (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D))
 """xxHash's multipliers."""
 _HALF = np.uint64(32)
-_PART_SHIFT, _ELEMENT_SHIFT = np.uint32(27), np.uint32(10)
+_BIN_SHIFT, _ELEMENT_SHIFT = np.uint32(27), np.uint32(10)
 _EMPTY, _NOTHING = np.uint32(2**32 - 1), np.uint16(2**16 - 1)
-"""A part without a hash, and without an element."""
+"""A bin without a hash, and without an element."""
 _ORDER = random.Random(0).sample(range(SLOTS), SLOTS)
-"""Order of a sketch's elements that separates neighbours, which an empty part would make equal."""
+"""Order of a sketch's elements that separates neighbours, which an empty bin would make equal."""
 
 _UNKNOWN, _STAYS, _CHANGES = range(3)
 _letters = np.zeros(0x110000, np.uint8)
@@ -156,7 +156,7 @@ class _Texts:
         return hashes, np.diff(np.searchsorted(begins, self.offsets))
 
     def least(self) -> NDArray[np.uint32]:
-        """Return, for each string, the smallest hash in each part of the ring."""
+        """Return, for each string, the smallest hash in each bin of the ring."""
         spaces = np.flatnonzero(self.data == _SPACE)
         begins, sizes = spaces[:-1] + 1, np.diff(spaces) - 1
         units = _hashed(self.data, begins, sizes)
@@ -242,15 +242,15 @@ def _hashed(data: NDArray[np.uint8], begins: NDArray[np.int64], sizes: NDArray[n
 
 
 def _least(units: NDArray[np.uint32], counts: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Return the smallest hash in each part of the ring, for consecutive sequences of ``counts`` units each."""
+    """Return the smallest hash in each bin of the ring, for consecutive sequences of ``counts`` units each."""
     least = np.full((len(counts), SLOTS), _EMPTY)
     grams = _grams(units, counts)
-    np.minimum.at(least.ravel(), np.repeat(np.arange(len(counts)) * SLOTS, counts) + (grams >> _PART_SHIFT), grams)
+    np.minimum.at(least.ravel(), np.repeat(np.arange(len(counts)) * SLOTS, counts) + (grams >> _BIN_SHIFT), grams)
     return least
 
 
 def _sketches(ring: NDArray[np.uint32]) -> NDArray[np.uint8]:
-    """Make the sketches of strings from their least hashes; empty parts are filled."""
+    """Build MinHash sketches from each string's smallest hashes; fill empty bins from the next bin."""
     elements = (ring >> _ELEMENT_SHIFT & 0xFF).astype(np.uint16)
     empty = ring == _EMPTY
     elements[empty] = _NOTHING

@@ -172,7 +172,7 @@ class BasePrecision(PreflightValue):
     room_bytes: int | None = Field(description="Memory that the run may use; null: the machine's memory is not known.")
 
     def describe(self) -> str:
-        """Describe in one line, for an operator, the base's precision, and for NF4 its price."""
+        """Describe the base's precision in one line, for an operator, and, for NF4, its cost in accuracy."""
         if self.precision == "nf4":
             return f"base held in NF4, because {self.reason}; {PRICE_OF_NF4}"
         return f"base held in {self.precision}, because {self.reason}; served base = trained base"

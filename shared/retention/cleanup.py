@@ -1,6 +1,6 @@
 """Apply the retention policy: find what it covers, and delete it. The worker tier and `mens retention` do the same.
 
-By the time of its deletion, a finding may be needed again, so each verb checks once more and keeps it in that case.
+By the time of its deletion, a finding may be needed again, so each deletion checks once more and keeps it in that case.
 """
 
 from __future__ import annotations

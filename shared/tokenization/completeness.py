@@ -239,7 +239,7 @@ def _leaves_out(part: str) -> InvalidRequest:
     if part == _LAST_THOUGHTS:
         return InvalidRequest(
             Code.TEMPLATE_UNSUPPORTED,
-            f"The base's chat template leaves out {part}; data.thoughts = drop leaves them out on purpose.",
+            f"The base's chat template leaves out {part}; data.thoughts = drop leaves thoughts out on purpose.",
             remedy="Set data.template_arguments so that the template writes thoughts, or data.thoughts = drop.",
             param="data.thoughts",
         )

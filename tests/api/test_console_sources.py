@@ -82,8 +82,8 @@ def test_first_screen_does_without_intl() -> None:
     assert not {name for name in own if re.search(r"\bIntl\.|\.toLocale", SCRIPTS[name])}
 
 
-def test_what_is_asked_first_waits_for_no_other_module() -> None:
-    """It runs as soon as it has arrived: the page has no script before it, and it imports nothing that must arrive, too."""
+def test_first_requests_need_no_other_module() -> None:
+    """The first script runs as soon as it is loaded: no script precedes it, and it imports no other module."""
     first = re.findall(r'<script type="module" src="/console/\{digest\}/([^"]+)"( async)?>', INDEX)
     assert first == [("lib/first_calls.js", " async"), ("app.js", "")]
     assert imports_of("lib/first_calls.js") == {"lib/first_calls.js"}

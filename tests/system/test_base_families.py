@@ -175,10 +175,10 @@ def test_a_base_of_each_family_is_built_tuned_certified_and_served(name: str, tm
 
 
 def test_the_default_bases_family_in_the_whole_loop(tmp_path: Path) -> None:
-    """Over NF4 killed and resumed, certified, served, merged, and the merged model served with the same answers; then over 16 bits.
+    """Train over NF4, kill and resume, certify, serve, merge, and serve the merged model; then train over 16 bits.
 
-    The base is composite, as the hub has the default one: adapter keys that do not say `language_model` would load without an error
-    and change nothing.
+    The base is composite, like the hub's default one: adapter keys without `language_model` would load without an error
+    and have no effect.
     """
     base = make_base(tmp_path, WHOLE_LOOP)
     with installation_of(tmp_path, WHOLE_LOOP) as installation:

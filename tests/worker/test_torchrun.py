@@ -234,8 +234,8 @@ def test_processes_that_know_only_of_each_other_lost_a_peer(start):
 
 
 @pytest.mark.long
-def test_a_process_that_somebody_else_terminates_is_a_lost_peer(start):
-    """As of torchrun's agent of another machine: the first process sees a cancel that nobody requested."""
+def test_a_process_terminated_from_outside_is_a_lost_peer(start):
+    """Terminate a process as torchrun's agent on another machine does: the first process sees a cancel without a request."""
     engine = start(AGREES)
     os.kill(ready(engine)[0]["pid"], signal.SIGTERM)
     failed = failure(engine)

@@ -176,7 +176,7 @@ class Store(Protocol):
 
 
 class ValkeyStore:
-    """Counts in Valkey, by its clock; every verb is one round trip.
+    """Counts in Valkey, by its clock; every operation is one round trip.
 
     Args:
         url: as in ``redis://127.0.0.1:6379/0``.

@@ -36,7 +36,7 @@ LONGEST_OVERLAP_SECONDS = 90 * DAY_SECONDS
 
 
 class Keys:
-    """Verbs of keys; each is one transaction."""
+    """Operations on keys. Each change of a key runs in one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._db = database

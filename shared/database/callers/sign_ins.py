@@ -74,7 +74,7 @@ class PendingSignIn(NamedTuple):
 
 
 class SignIns:
-    """Verbs of sign-ins; each is one transaction."""
+    """Operations on sign-ins. Each change runs in one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._db = database

@@ -1,4 +1,4 @@
-"""Evals: a data source and criteria. A run of an eval is a job; `runs.py` has the verbs of runs."""
+"""Evals: a data source and criteria. A run of an eval is a job; `runs.py` has the operations on runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Eval(Value):
 
 
 class Evals:
-    """Evals as a tenant sees them: its own, and those of ``shared``. Each verb is one transaction."""
+    """Evals as a tenant sees them: its own, and those of ``shared``. Each operation runs in one transaction."""
 
     def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
         self._db = database

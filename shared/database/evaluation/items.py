@@ -35,7 +35,7 @@ class StoredItem(NewItem):
 
 
 class EvalItems:
-    """Results of the items of runs that the caller has already looked up (`runs.py`). Each verb is one transaction."""
+    """Results of the items of runs that the caller has already looked up (`runs.py`). Each operation runs in one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._db = database

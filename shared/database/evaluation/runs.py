@@ -37,7 +37,7 @@ class EvalRun(Value):
 
 
 class EvalRuns:
-    """Runs as a tenant sees them: its own, and those of ``shared``. Each verb is one transaction."""
+    """Runs as a tenant sees them: its own, and those of ``shared``. Each operation runs in one transaction."""
 
     def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
         self._db = database

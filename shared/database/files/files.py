@@ -46,7 +46,7 @@ class File(Value):
 
 
 class Files:
-    """Files as a tenant sees them: its own, and those of ``shared``. Each verb is one transaction."""
+    """Files as a tenant sees them: its own, and those of ``shared``. Each operation runs in one transaction."""
 
     def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
         self._db = database

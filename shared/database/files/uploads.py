@@ -74,7 +74,7 @@ class UploadPart(Value):
 
 
 class Uploads:
-    """Uploads of a tenant; others do not see them. Each verb is one transaction, except the verbs that remove parts."""
+    """Uploads of a tenant; others do not see them. Each operation runs in one transaction, except those that remove parts."""
 
     def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
         self._db = database

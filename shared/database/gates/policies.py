@@ -91,7 +91,7 @@ class Author(Value):
 
 
 class Policies:
-    """Policies as a tenant sees them: its own, and those of ``shared``. Each verb is one transaction."""
+    """Policies as a tenant sees them: its own, and those of ``shared``. Each operation runs in one transaction."""
 
     def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
         self._db = database

@@ -36,9 +36,9 @@ class CheckpointPermission(Value):
 
 
 class CheckpointPermissions:
-    """Permissions for the adapters of one tenant. Each verb is one transaction.
+    """Permissions for the adapters of one tenant. Each operation runs in one transaction.
 
-    Every verb raises NotFound ``MODEL_NOT_FOUND`` where the tenant sees no such adapter, and Forbidden
+    Every operation raises NotFound ``MODEL_NOT_FOUND`` where the tenant sees no such adapter, and Forbidden
     ``TENANT_FORBIDDEN`` where it is another tenant's: ``shared``'s, or one that was lent.
     """
 

@@ -100,8 +100,12 @@ ADDED_RECEIPTS = (
 def moved_aliases(
     database: Database, since: datetime, tenants: Sequence[TenantName] | None = None, limit: int = MAX_CHANGES
 ) -> Sequence[MovedAlias]:
-    """Return the aliases of all tenants, or of some, that were moved since a moment, the first move first; at most one more
-    than ``limit``. Foreign names are left out, deleted ones too.
+    """Return the aliases moved since a moment, oldest move first.
+
+    Returns up to ``limit`` + 1 rows, and excludes foreign names, including deleted ones.
+
+    Args:
+        tenants: owners of the aliases; None: all tenants.
     """
     # The row of a deleted name does not show whether it was an alias; its last move does.
     last_move = and_(

@@ -44,7 +44,7 @@ class ForeignName(Value):
 class ForeignNames:
     """Foreign names as a tenant sees them: its own, and those of ``shared`` that it has not mapped itself.
 
-    Each verb is one transaction. A name's target is looked up as the calling tenant sees it.
+    Each operation runs in one transaction. A name's target is looked up as the calling tenant sees it.
     """
 
     def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:

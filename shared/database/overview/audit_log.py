@@ -77,7 +77,7 @@ class AuditFilter(NamedTuple):
 
 
 class AuditLog:
-    """Verbs of the audit log; each is one transaction."""
+    """Operations on the audit log; each runs in one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._db = database

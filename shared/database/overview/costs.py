@@ -98,7 +98,7 @@ class Payer:
 
 
 class Costs:
-    """Reads costs; each verb is one query."""
+    """Reads costs; each operation is one query."""
 
     def __init__(self, database: Database, prices: Prices) -> None:
         self._db, self._prices = database, prices

@@ -46,7 +46,7 @@ class TenantRecord(TenantOverview):
 
 
 class Tenants:
-    """Verbs of operators; each is one transaction."""
+    """An operator's operations on tenants; each runs in one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._db = database

@@ -63,7 +63,7 @@ class QuotaUse(Value):
 
 
 class Quotas:
-    """Verbs for reading and setting quotas; each is one transaction."""
+    """Operations on quotas; each runs in one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._db = database

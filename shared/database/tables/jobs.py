@@ -32,7 +32,7 @@ class JobRow(Base):
     name: Mapped[str] = mapped_column(String(64))
     contract: Mapped[dict[str, Any]]
     plan: Mapped[dict[str, Any]]
-    # Large, and read by one verb alone, so other queries do not load it.
+    # Large, and read by one operation alone, so other queries do not load it.
     preflight: Mapped[dict[str, Any]] = mapped_column(default=dict, deferred=True)
     extra: Mapped[dict[str, Any]] = mapped_column(default=dict)
     labels: Mapped[dict[str, Any]] = mapped_column(default=dict)

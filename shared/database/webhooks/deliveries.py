@@ -67,7 +67,7 @@ class Outcome:
 
 
 class Deliveries:
-    """Verbs of the worker; each is one transaction."""
+    """A worker's operations on deliveries; each runs in one transaction."""
 
     def __init__(self, database: Database, jitter: Callable[[], float] = random.random) -> None:
         self._db = database

@@ -77,7 +77,7 @@ class EndpointFields:
 
 
 class Endpoints:
-    """Endpoints of one tenant, which no other tenant sees. Each verb is one transaction."""
+    """Endpoints of one tenant, which no other tenant sees. Each operation runs in one transaction."""
 
     def __init__(self, database: Database, tenant: TenantName) -> None:
         self._db = database

@@ -70,8 +70,8 @@ def schema_faults(schema: Any, path: str) -> Iterator[SchemaFault]:
     """Yield the faults of a schema, and of the schemas inside it.
 
     Args:
-        schema: as it was written.
-        path: its place.
+        schema: the raw JSON Schema.
+        path: its path in the request.
     """
     if not isinstance(schema, dict):
         if not isinstance(schema, bool):

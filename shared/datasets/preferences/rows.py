@@ -370,10 +370,10 @@ def _without_answers(row: Row) -> RowError:
         reason = "the row has a list of answers with scores; `mens data convert --as-pairs` makes a pair of it"
         return RowError(RowCode.ROW_FIELD_MISSING, reason, form=RowForm.RANKING)
     if form := is_foreign(row):
-        reason = f"the row does not have a preferred and a rejected answer; it is in {DESCRIPTIONS[form]}"
+        reason = f"the row needs a preferred and a rejected answer; it is in {DESCRIPTIONS[form]}"
         return RowError(RowCode.ROW_METHOD_MISMATCH, reason, form=form)
     if recognise(row):
-        learnt = "the row does not have a preferred and a rejected answer; it is a row for supervised tuning"
-        return RowError(RowCode.ROW_METHOD_MISMATCH, learnt)
-    names = "`chosen` with `rejected`, or `preferred_output` with `non_preferred_output`,"
-    return RowError(RowCode.ROW_FIELD_MISSING, f"{names} is missing")
+        reason = "the row needs a preferred and a rejected answer; this one is for supervised tuning"
+        return RowError(RowCode.ROW_METHOD_MISMATCH, reason)
+    reason = "the row needs `chosen` and `rejected`, or `preferred_output` and `non_preferred_output`"
+    return RowError(RowCode.ROW_FIELD_MISSING, reason)

@@ -64,7 +64,7 @@ def test_similarity_blocks_where_the_old_models_own_noise_is_known(openai: Serve
 
 
 def test_labels_that_the_old_model_never_matches_prove_nothing(openai: ServedOpenAI, tmp_path: Path) -> None:
-    """Free text is never equal to its label: then nonsense is as good, and must not pass."""
+    """Free text never equals its label, so nonsense scores as well as the tuned model and must not pass."""
     with_rows(openai, 100)
     openai.fake.complete = lambda _: "In other words."
     receipt = answered(record_archive(openai, tmp_path / "a"), lambda _: "Nonsense, if well formed.")

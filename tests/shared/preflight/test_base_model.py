@@ -241,8 +241,9 @@ def test_truncated_weights_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["conv1d", "in_proj_ba", "in_proj_qkvz"])
 def test_layer_without_an_adapter_in_linear_attention_is_refused_by_name(name: str) -> None:
-    """A convolution takes no LoRA, and the other two names are those of servers that merge two layers; vLLM adapts every
-    linear layer of Qwen3.5 (`tests/vllm/test_qwen3_5.py`).
+    """A convolution cannot have a LoRA. The other two are names of merged layers, which only servers have.
+
+    All linear layers of Qwen3.5 can have one (`tests/vllm/test_qwen3_5.py`).
     """
     with pytest.raises(MensError) as caught:
         check_targets(["q_proj", name], parse_model_config(RAW["qwen3_5_text"]))

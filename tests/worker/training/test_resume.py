@@ -169,7 +169,7 @@ sys.exit(worker.train.main())
 
 @pytest.mark.parametrize("step", long_unless([8], [4, 8, 13]))
 def test_kill_minus_nine_of_the_process(tiny, whole, tmp_path, step):
-    """A process of its own, ended while it works on a later step; it goes on from whatever was whole on the disk."""
+    """Kill a separate process during a later step; the run resumes from the last complete checkpoint on disk."""
     run, first = plan(tiny, tmp_path), tmp_path / "first"
     first.mkdir()
     (first / PLAN_NAME).write_text(run.model_dump_json())

@@ -69,13 +69,13 @@ def choose_budget(
     smallest: Callable[[int], int] = int,
     largest_step: int | None = None,
 ) -> Budget:
-    """Decide for this process's device.
+    """Choose the memory budget for this process's device.
 
     Args:
-        processes: number of processes that train together: they share a CPU's memory, and may share a base that does
+        processes: number of processes that train together. They share a CPU's memory, and may share a base that does
             not fit on a GPU.
         shard_base: whether the operator requires sharding even if the base fits on one device.
-        smallest: returns the smallest value of a number over all processes, which must make equal decisions.
+        smallest: all-reduce minimum over the processes, which must make equal decisions.
         largest_step: tokens of the largest step, if known.
 
     Raises:

@@ -140,7 +140,7 @@ class Telemetry:
             self._emit_held_back()
 
     def self_evaluated(self, payload: Mapping[str, Any]) -> None:
-        """Report the result of the self-evaluation, after the progress of a part that ended early."""
+        """Flush pending progress, then report the result of the self-evaluation."""
         self._emit_held_back()
         self.emit("self_evaluation", payload)
 

@@ -508,7 +508,7 @@ def test_of_two_moves_in_flight_one_is_stale(aliases: Aliases, database: Databas
 
 
 def test_a_policy_change_in_flight_is_before_a_move_or_after_it(aliases: Aliases, database: Database) -> None:
-    """A move has read the policy when another policy comes to govern: the one has to wait for the other."""
+    """Assign another policy after a move has read the first one: the assignment waits until the move has ended."""
     receipt(database, B, A)
     govern(database, "alias:other", LAX, name="new")
     judged, changed = threading.Event(), threading.Event()

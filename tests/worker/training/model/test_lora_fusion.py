@@ -176,7 +176,7 @@ def test_checkpointed_layers_are_recomputed_alike(tuned, cache):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_in_bf16_gradients_are_as_near_to_fp32s_as_pefts(bases, tuned, monkeypatch, device):
-    """What an accelerator computes in; peft takes its low-rank products in fp32, the fused functions in bf16."""
+    """Accelerators compute in bf16. peft computes its low-rank products in fp32, the fused functions in bf16."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no accelerator")
     _, exact = learn(tuned())

@@ -79,7 +79,7 @@ def test_where_nothing_fits_the_smallest_is_tried():
 
 @pytest.mark.parametrize(("ours", "others"), [(True, 1), (False, 1), (True, 0)])
 def test_a_gpu_without_kernels_gets_what_torch_saves_there(monkeypatch, ours, others):
-    """Fails while the decision is made for kernels that do not run, on this GPU or on another process's."""
+    """The budget assumes kernels only if they run on every process's GPU."""
     monkeypatch.setattr(memory_budget, "kernels_agree", lambda _: ours)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (26 * GIB, 80 * GIB))
     smallest = lambda number: min(number, others) if number <= 1 else number  # noqa: E731
