@@ -15,9 +15,10 @@ from cli.client.remedies import with_file
 from shared.contract.choices import DataMode
 from shared.contract.contracts import FineTuneContract
 from shared.datasets.filters import RowFilter
+from shared.datasets.forms.advice import advise_on_folder
 from shared.datasets.preferences.reader import reading_of
 from shared.datasets.reader import check_dataset, read_records
-from shared.errors import DatasetInvalid, MensError
+from shared.errors import Code, DatasetInvalid, InvalidRequest, MensError
 
 REPLAY = "replay_file"
 
@@ -81,8 +82,31 @@ def refuse_other_file(file: Path | None) -> Path | None:
 
 
 def training_file(description: str) -> Any:
-    """Return an option for a file with training rows, which must exist."""
-    return typer.Option(exists=True, dir_okay=False, callback=refuse_retracted_rows, help=description)
+    """Return an option for a file with training rows, which must exist; see ``refuse_folders``."""
+    return typer.Option(exists=True, callback=refuse_retracted_rows, help=description)
+
+
+def refuse_folders(files: Mapping[str, Path | None]) -> dict[str, Path]:
+    """Return the data files that are given; end the command if one is a folder, with its form and the command that
+    makes a file of it.
+
+    It is not a callback of the options: those may run before that of ``--json``.
+
+    Args:
+        files: files by the contract field that names them.
+    """
+    given = {field: path for field, path in files.items() if path}
+    for field, path in given.items():
+        if path.is_dir():
+            advice = advise_on_folder(path)
+            error = InvalidRequest(
+                Code.REQUEST_INVALID,
+                f"{path} {advice.finding}.",
+                remedy=with_file(advice.remedy, path),
+                param=f"data.{field}",
+            )
+            fail_with(error)
+    return given
 
 
 class RequestUploads:

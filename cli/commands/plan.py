@@ -16,7 +16,7 @@ from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
 from cli.client.parents import find_or_read_manifest
 from cli.client.remedies import with_file
-from cli.client.uploads import refuse_other_file, training_file
+from cli.client.uploads import refuse_folders, refuse_other_file, training_file
 from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import Sections, add_answer_models, lay_over, read_beside, read_sections
 from cli.options import (
@@ -54,9 +54,7 @@ def plan(
     context: typer.Context,
     file: Annotated[
         Path,
-        typer.Argument(
-            exists=True, dir_okay=False, callback=refuse_other_file, help="JSONL file with the training rows."
-        ),
+        typer.Argument(exists=True, callback=refuse_other_file, help="JSONL file with the training rows."),
     ],
     model: Annotated[
         str | None,
@@ -111,6 +109,7 @@ def plan(
     that other programs use, e.g. --max-seq-length, --lr, --num-train-epochs, --lora-rank. Only --continue needs an installation, unless
     it names an adapter's folder.
     """
+    refuse_folders({"train_file": file, "validation_file": validation, "replay_file": replay})
     limits = ServingLimits(max_lora_rank=max_lora_rank) if max_lora_rank else None
     from shared.preflight.pipeline import preflight  # numpy is slow to import
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from cli.conversion.sources import choose_split
+from shared.datasets.forms.advice import SAVED, SAVED_SPLITS, splits_by_name
 from shared.errors import Code, InvalidRequest, Unavailable
 
 BATCH_ROWS = 512
-STATE, SPLITS = "state.json", "dataset_dict.json"
 
 
 def arrow_rows(path: Path, split: str = "") -> Iterator[dict[str, Any]]:
@@ -54,16 +54,16 @@ def _pyarrow() -> Any:
 def _files(path: Path, split: str) -> list[Path]:
     if path.is_file():
         return [path]
-    if (path / SPLITS).is_file():
-        names = _named(path / SPLITS, "splits")
+    if (path / SAVED_SPLITS).is_file():
+        names = _named(path / SAVED_SPLITS, "splits")
         path /= choose_split(names, split, path)
-    if (path / STATE).is_file():
-        state = json.loads((path / STATE).read_bytes())
+    if (path / SAVED).is_file():
+        state = json.loads((path / SAVED).read_bytes())
         if state.get("_indices_data_files"):
             message = f"{path} keeps the order of its rows in a separate index file."
             remedy = "Save it again: `dataset.flatten_indices().save_to_disk(FOLDER)`."
             raise InvalidRequest(Code.REQUEST_INVALID, message, remedy=remedy, param="input")
-        return [path / name for name in _named(path / STATE, "_data_files", "filename")]
+        return [path / name for name in _named(path / SAVED, "_data_files", "filename")]
     files = sorted(file for file in path.rglob("*") if file.suffix in (".parquet", ".arrow"))
     if not files:
         raise InvalidRequest(
@@ -72,7 +72,7 @@ def _files(path: Path, split: str) -> list[Path]:
             remedy="Name a file, or a folder saved by `datasets` (save_to_disk).",
             param="input",
         )
-    groups = sorted({file.name.partition("-")[0] for file in files if "-" in file.name})
+    groups = splits_by_name(files)
     if split or len(groups) > 1:
         chosen = choose_split(groups, split, path)
         files = [file for file in files if file.name.startswith(f"{chosen}-")]

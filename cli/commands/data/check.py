@@ -17,7 +17,7 @@ from rich.table import Table
 from cli.client.connection import fail, fail_with
 from cli.client.json_errors import note_json
 from cli.client.remedies import with_file
-from cli.client.uploads import refuse_other_file, training_file
+from cli.client.uploads import refuse_folders, refuse_other_file, training_file
 from cli.options import TemplateArgument, parse_template_arguments
 from cli.output import line_ranges, plain_console
 from shared.base_models.catalog import load_catalog
@@ -48,9 +48,7 @@ ROWS = {MethodType.DPO: "pairs of answers", MethodType.KTO: "rated answers"}
 def check(
     file: Annotated[
         Path,
-        typer.Argument(
-            exists=True, dir_okay=False, callback=refuse_other_file, help="JSONL file with the training rows."
-        ),
+        typer.Argument(exists=True, callback=refuse_other_file, help="JSONL file with the training rows."),
     ],
     validation: Annotated[Path | None, training_file("JSONL file to validate on.")] = None,
     lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines instead of failing.")] = False,
@@ -88,6 +86,7 @@ def check(
     """Check a training file: every bad line with number and reason, duplicates, leakage. Exit code 1 if it is unusable."""
     from shared.datasets.report import inspect_file, refusal  # numpy is slow to import
 
+    refuse_folders({"train_file": file, "validation_file": validation})
     if quarantine and any(path and quarantine.resolve() == path.resolve() for path in (file, validation)):
         fail(f"--quarantine {quarantine} would overwrite the data.")
     filters = RowFilter.combine(min_rating, ContextFilter(categories=category))

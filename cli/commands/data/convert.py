@@ -36,7 +36,8 @@ REASONS: dict[str, str] = {
     DropReason.LABEL_FALSE: "rated as bad answers; --as-rated keeps them for --method kto",
     DropReason.NOT_RATED: "the row has neither a rated answer nor a pair of answers",
     DropReason.TEXT_WITHOUT_TURNS: "text without a known chat markup has no answer to learn",
-    DropReason.FORM_UNKNOWN: "unknown form; name the columns: --columns question=prompt,answer=response",
+    DropReason.FORM_UNKNOWN: "unknown form; name the columns: --columns question=prompt,answer=response, or, for a file of LLaMA-Factory, "
+    "--dataset-info dataset_info.json",
     DropReason.IMAGE: "images, audio and video cannot be trained on, and the answer depends on them",
     DropReason.AUDIO: "audio cannot be trained on",
     DropReason.OTHER_PART: "a part of the content is not text",

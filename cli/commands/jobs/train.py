@@ -17,7 +17,7 @@ from cli.client.connection import call, fail, find, find_all
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.parents import find_manifest
 from cli.client.start_command import note_base
-from cli.client.uploads import RequestUploads, check_files, refuse_other_file, training_file
+from cli.client.uploads import RequestUploads, check_files, refuse_folders, refuse_other_file, training_file
 from cli.commands.aliases import describe_hiding
 from cli.commands.contract_flags import parse_flags
 from cli.commands.corpus.table_options import (
@@ -63,9 +63,7 @@ def train(
     context: typer.Context,
     file: Annotated[
         Path | None,
-        typer.Argument(
-            dir_okay=False, callback=refuse_other_file, help="JSONL file with the training rows. Or --from-table."
-        ),
+        typer.Argument(callback=refuse_other_file, help="JSONL file with the training rows. Or --from-table."),
     ] = None,
     model: Annotated[
         str | None,
@@ -148,9 +146,9 @@ def train(
     """
     progress = errors if as_json else console
     table = TableOptions(from_table or "", sql, key, watermark, lag, row, redact, url_env)
+    further = refuse_folders({"validation_file": validation, "replay_file": replay})
     file = _training_file(context, file, table, progress)
-    file_options = {"train_file": file, "validation_file": validation, "replay_file": replay}
-    files = {field: path for field, path in file_options.items() if path}
+    files = {"train_file": file, **further}
     options: dict[str, dict[str, Any]] = {
         # The contract has the files' names until they have ids: files are sent once everything else is checked.
         "data": {
@@ -224,6 +222,7 @@ def _training_file(context: typer.Context, file: Path | None, table: TableOption
         raise typer.BadParameter("It needs --from-table NAME.", param_hint="--sql")
     if file is None:
         raise typer.BadParameter("Name a JSONL file, or a table with --from-table.", param_hint="FILE")
+    refuse_folders({"train_file": file})
     if not file.is_file():
         raise typer.BadParameter(f"File '{file}' does not exist.", param_hint="FILE")
     return file

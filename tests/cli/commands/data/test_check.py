@@ -270,3 +270,19 @@ def test_large_file_is_read_by_processes_and_a_killed_one_is_an_error(
     monkeypatch.setattr("shared.datasets.report._read_part", killed)
     code, output = check(path)
     assert (code, "was killed" in output) == (1, True)
+
+
+@pytest.mark.parametrize("command", [["data", "check"], ["plan"], ["train"]])
+def test_folder_is_refused_with_its_form_and_the_command_that_converts_it(command: list[str], tmp_path: Path) -> None:
+    saved, rows = tmp_path / "saved set", write(tmp_path / "a.jsonl", pair("1"))
+    (saved / "train").mkdir(parents=True)
+    for arguments in ([str(saved)], [rows, "--validation", str(saved)]):
+        (saved / "dataset_dict.json").unlink(missing_ok=True)
+        result = runner.invoke(app, [*command, *arguments])
+        assert result.exit_code == 1
+        assert f"REQUEST_INVALID: {saved} is a folder, and none of the forms that Mens knows." in result.output
+        (saved / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+        error = json.loads(runner.invoke(app, [*command, *arguments, "--json"]).output)["error"]
+        assert error["message"] == f"{saved} is a folder that `datasets` has saved, with the splits `train`, `test`."
+        assert f"`mens data convert '{saved}' -o rows.jsonl --split train`" in error["remedy"]
+        assert error["param"] == ("data.train_file" if len(arguments) == 1 else "data.validation_file")

@@ -173,6 +173,7 @@ def test_dataset_info_of_llama_factory(tmp_path: Path) -> None:
     }
     for name, (row, turns) in rows.items():
         (tmp_path / name).write_text(json.dumps([row]))
+        assert f"-o rows.jsonl --dataset-info {info}`" in run("check", tmp_path / name)[1]
         code, text = run("convert", tmp_path / name, "-o", output, "--dataset-info", info, "--as-supervised")
         assert code == 0, text
         assert json.loads(output.read_text()) == {"messages": turns}

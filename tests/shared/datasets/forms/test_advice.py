@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shared.contract.choices import DataMode
-from shared.datasets.forms.advice import CONVERT
+from shared.datasets.forms.advice import CONVERT, advise_on_folder
 from shared.datasets.forms.files import FileForm, recognise_file
 from shared.datasets.reader import check_dataset
 from shared.datasets.report import inspect_file, refusal
@@ -148,3 +148,87 @@ def test_each_sample_is_a_row_or_named_by_its_form(number: int, tmp_path: Path) 
     report = inspect_file(path).training
     # Rows with images, and a question without an answer, are in a form that is read; the code says what is wrong.
     assert report.rows or form is None or report.forms == {form: 1}, report.errors
+
+
+TALK = {"talk": [{"who": "ann", "says": "Hi"}, {"who": "bob", "says": "Hello"}]}
+TASK = {"task": "Sum", "done": "3"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("talks.jsonl", json.dumps(TALK) + "\n", "has rows with names that Mens does not know"),
+        ("talks.json", json.dumps([TALK]), "is one JSON array"),
+        ("tasks.jsonl", json.dumps(TASK) + "\n", "has rows with the keys `task`, `done`"),
+        ("tasks.jsonl", json.dumps({"conversations": [{"from": "human", "value": "Hi"}]}), "ShareGPT's form"),
+    ],
+)
+def test_description_of_llama_factory_next_to_the_file_is_named(
+    name: str, content: str, words: str, tmp_path: Path
+) -> None:
+    (path := tmp_path / name).write_text(content)
+    (info := tmp_path / "dataset_info.json").write_text(
+        json.dumps({"talks": {}, "x": {"file_name": "data/tasks.jsonl"}})
+    )
+    error = refusal(inspect_file(path))
+    assert error is not None
+    assert words in error.message
+    assert error.remedy
+    assert f"`{CONVERT} --dataset-info {info}`" in error.remedy
+
+
+@pytest.mark.parametrize("info", ['{"other": {"file_name": "other.json"}}', "[]", "{", '{"features": {}}', None])
+def test_other_description_is_not_named_but_its_option_is(info: str | None, tmp_path: Path) -> None:
+    (path := tmp_path / "tasks.jsonl").write_text(json.dumps(TASK) + "\n")
+    if info:
+        (tmp_path / "dataset_info.json").write_text(info)
+    error = refusal(inspect_file(path))
+    assert error is not None
+    assert error.remedy
+    assert "--columns" in error.remedy
+    assert "LLaMA-Factory" in error.remedy and "--dataset-info dataset_info.json" in error.remedy
+
+
+def test_line_at_fault_of_a_described_file_and_preferences_keep_their_own_remedy(tmp_path: Path) -> None:
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"rows": {}}))
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(pair() + b"\noops\n")
+    assert inspect_file(path).training.advice is None
+    path.write_text(json.dumps({"prompt": "Hi", "chosen": "Hello", "rejected": "No"}))
+    advice = inspect_file(path).training.advice
+    assert advice is not None
+    assert "--method dpo" in advice.remedy
+
+
+def folder(path: Path, **files: str) -> Path:
+    for name, content in files.items():
+        file = path / name.replace("__", "/").replace("_DOT_", ".")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("files", "finding", "command"),
+    [
+        ({"state_DOT_json": "{}", "data_DOT_arrow": ""}, "is a folder that `datasets` has saved", CONVERT),
+        (
+            {"dataset_dict_DOT_json": '{"splits": ["test", "train"]}', "train__state_DOT_json": "{}"},
+            "is a folder that `datasets` has saved, with the splits `test`, `train`",
+            f"{CONVERT} --split train",
+        ),
+        ({"data__0000_DOT_parquet": "", "README_DOT_md": ""}, "is a folder of Parquet files", CONVERT),
+        (
+            {"data__a-0_DOT_parquet": "", "data__b-0_DOT_parquet": ""},
+            "is a folder of Parquet files, with the splits `a`, `b`",
+            f"{CONVERT} --split a",
+        ),
+        ({"rows_DOT_jsonl": "", "notes_DOT_txt": ""}, "is a folder that contains `rows.jsonl`", "Name one file of it"),
+        ({"notes_DOT_txt": "", "_DOT_cache__a_DOT_parquet": ""}, "none of the forms that Mens knows", "JSONL file"),
+        ({"dataset_dict_DOT_json": "{", "a__b__c__d_DOT_parquet": ""}, "none of the forms that Mens knows", CONVERT),
+    ],
+)
+def test_folder_is_recognised_by_its_files(files: dict[str, str], finding: str, command: str, tmp_path: Path) -> None:
+    advice = advise_on_folder(folder(tmp_path / "data", **files))
+    assert finding in advice.finding
+    assert command in advice.remedy
