@@ -95,8 +95,8 @@ def refuse_folders(files: Mapping[str, Path | None]) -> dict[str, Path]:
     Args:
         files: files by the contract field that names them.
     """
-    given = {field: path for field, path in files.items() if path}
-    for field, path in given.items():
+    paths = {field: path for field, path in files.items() if path}
+    for field, path in paths.items():
         if path.is_dir():
             advice = advise_on_folder(path)
             error = InvalidRequest(
@@ -106,7 +106,7 @@ def refuse_folders(files: Mapping[str, Path | None]) -> dict[str, Path]:
                 param=f"data.{field}",
             )
             fail_with(error)
-    return given
+    return paths
 
 
 class RequestUploads:
