@@ -87,12 +87,6 @@ RETIRED = {
 """Words that only this project used, as patterns, and the field's words for the same things."""
 NOT_NOUNS = frozenset({"asked", "each", "found", "given", "known", "one", "told", "wanted"})
 """Names of variables that say how a value was got, and not what it is."""
-EXPLAINED = {
-    "0001-the-doorbell-is-acknowledged-early.md": "doorbell|bells?|rings?|ringing|rung",
-    "0005-the-wall-answers-for-adapters.md": "wall",
-    "0006-the-ledger-is-three-modules.md": "ledger",
-}
-"""Decisions whose title has such a word, and which explain it."""
 
 
 def phrases_in(texts: Iterable[str]) -> list[str]:
@@ -187,8 +181,7 @@ def test_phrases_are_found(source: str, count: int) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_retired_word_occurs(page: Path) -> None:
-    prose, explained = QUOTED.sub("", page.read_text()), EXPLAINED.get(page.name)
+    prose = QUOTED.sub("", page.read_text())
     for pattern, meaning in RETIRED.items():
         words = re.findall(rf"\b(?:{pattern})\b", prose, re.IGNORECASE)
-        unexplained = [word for word in words if not (explained and re.fullmatch(explained, word, re.IGNORECASE))]
-        assert not unexplained, f"{page.name}: {unexplained}: write {meaning!r}"
+        assert not words, f"{page.name}: {words}: write {meaning!r}"

@@ -10,7 +10,7 @@ from shared.gates.evidence import AnswerPair, RunScores, ScoredAnswer
 from shared.gates.forget_gates import GENERAL
 from shared.model_card.general_questions import MAX_NEW_TOKENS, GeneralQuestion, all_general_questions
 from worker.evaluation.answers import OF_THE_WHOLE
-from worker.evaluation.front_door import FrontDoor
+from worker.evaluation.gateway import GatewayClient
 from worker.evaluation.run import POLL_SECONDS, EvaluatingJob, open_models
 
 
@@ -30,15 +30,15 @@ def ask_general_questions(job: EvaluatingJob, adapter_id: str, compared_with: st
     """
     questions, measured_at = all_general_questions(), job.leases.now()
     assignments = [(question, model) for question in questions for model in (adapter_id, compared_with)]
-    with open_models(job) as door, ThreadPoolExecutor(job.settings.evaluation_concurrency, "general") as pool:
-        pending = [pool.submit(_answer, door, question, model) for question, model in assignments]
+    with open_models(job) as gateway, ThreadPoolExecutor(job.settings.evaluation_concurrency, "general") as pool:
+        pending = [pool.submit(_answer, gateway, question, model) for question, model in assignments]
         try:
             _wait(job, pending)
         finally:
             for answer in pending:
                 answer.cancel()
             # Without this, the end of the block would wait for threads that still read, until their timeouts.
-            door.abort()
+            gateway.abort()
         answers = [(answer.result(),) for answer in pending]
     pairs = [
         AnswerPair(item_index=index, candidate=candidate, incumbent=incumbent)
@@ -70,7 +70,7 @@ def _wait(job: EvaluatingJob, answers: list[Future[ScoredAnswer]]) -> None:
             answer.result()
 
 
-def _answer(door: FrontDoor, question: GeneralQuestion, model: str) -> ScoredAnswer:
+def _answer(gateway: GatewayClient, question: GeneralQuestion, model: str) -> ScoredAnswer:
     body = {
         "model": model,
         "messages": [{"role": "user", "content": question.question}],
@@ -78,7 +78,7 @@ def _answer(door: FrontDoor, question: GeneralQuestion, model: str) -> ScoredAns
         "max_completion_tokens": MAX_NEW_TOKENS,
     }
     try:
-        text = read_response("chat", door.post(ROUTES["chat"], body)).sample["output_text"]
+        text = read_response("chat", gateway.post(ROUTES["chat"], body)).sample["output_text"]
     except OF_THE_WHOLE:
         raise
     except MensError as error:

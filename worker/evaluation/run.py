@@ -34,7 +34,7 @@ from shared.sandbox.client import Sandbox
 from shared.sandbox.levels import weakest
 from shared.sandbox.probe import report_of_machine
 from worker.evaluation.answers import Judged, Tools, judge_item
-from worker.evaluation.front_door import FrontDoor
+from worker.evaluation.gateway import GatewayClient
 from worker.settings import WorkerSettings
 
 STORE_SECONDS = 1.0
@@ -88,7 +88,7 @@ def evaluate_model(attempt: EvaluatingJob, plan: EvaluationPlan, run_id: str) ->
     progress = _Progress(attempt, plan, run_id, items)
     if plan.answers > progress.totals.done:
         with (
-            _open_door(attempt, plan) as door,
+            _open_gateway(attempt, plan) as gateway,
             ContainedCheckers() as checkers,
             _open_sandbox(attempt.settings, plan) as sandbox,
             RemoteModels(attempt.settings.named_models, attempt.settings.grader_embeddings) as remote,
@@ -97,8 +97,8 @@ def evaluate_model(attempt: EvaluatingJob, plan: EvaluationPlan, run_id: str) ->
             progress.totals.sandbox = weakest([progress.totals.sandbox, sandbox.level if sandbox else None])
             todo = _todo(plan, read_items(path), items.positions(run_id))
             tools = Tools(checkers, remote, sandbox)
-            judge = partial(judge_item, plan, door.post, tools)
-            _judge_all(attempt, judge, plan.samples, door, todo, progress)
+            judge = partial(judge_item, plan, gateway.post, tools)
+            _judge_all(attempt, judge, plan.samples, gateway, todo, progress)
     progress.report()
     results = (ItemResult.model_validate(item.result) for item in items.all(run_id))
     return outcome_of(run_id, plan, progress.totals, results)
@@ -201,7 +201,7 @@ def _judge_all(
     attempt: EvaluatingJob,
     judge: Judge,
     samples: int,
-    door: FrontDoor,
+    gateway: GatewayClient,
     todo: Iterator[tuple[int, SourceItem]],
     progress: _Progress,
 ) -> None:
@@ -210,7 +210,7 @@ def _judge_all(
     Args:
         judge: requests an answer to an item and judges it.
         samples: number of answers per item.
-        door: connection to the API.
+        gateway: connection to the API.
         todo: positions and items without a result.
         progress: receives the results.
     """
@@ -231,11 +231,11 @@ def _judge_all(
             raise
         except BaseException:
             # A pause, a cancel or an outage: answers in progress are still taken, so that they are not requested again.
-            _drain(attempt, door, in_flight, progress)
+            _drain(attempt, gateway, in_flight, progress)
             raise
         finally:
             # Without this, the end of the block would wait for threads that still read, until their timeouts.
-            door.abort()
+            gateway.abort()
 
 
 def _add(results: list[tuple[int, Judged | BaseException]], progress: _Progress) -> None:
@@ -248,9 +248,9 @@ def _add(results: list[tuple[int, Judged | BaseException]], progress: _Progress)
             raise judged
 
 
-def _drain(attempt: EvaluatingJob, door: FrontDoor, in_flight: _InFlight, progress: _Progress) -> None:
+def _drain(attempt: EvaluatingJob, gateway: GatewayClient, in_flight: _InFlight, progress: _Progress) -> None:
     """Send no further requests, and store the results that arrive within the time that a stop allows."""
-    door.stop_waiting()
+    gateway.stop_waiting()
     deadline = time.monotonic() + attempt.settings.stop_grace_seconds
     while in_flight.count and time.monotonic() < deadline:
         for position, judged in in_flight.take():
@@ -281,20 +281,20 @@ def _open_sandbox(settings: WorkerSettings, plan: EvaluationPlan) -> Iterator[Sa
 
 
 @contextmanager
-def _open_door(attempt: EvaluatingJob, plan: EvaluationPlan) -> Iterator[FrontDoor]:
+def _open_gateway(attempt: EvaluatingJob, plan: EvaluationPlan) -> Iterator[GatewayClient]:
     """Open the connection to the models of a run, which may have none."""
     if not plan.models and not any(
         isinstance(criterion, LabelModel | ScoreModel) for criterion in plan.testing_criteria
     ):
-        with FrontDoor(attempt.settings.api_url, "", attempt.settings.evaluation_concurrency) as door:
-            yield door
+        with GatewayClient(attempt.settings.api_url, "", attempt.settings.evaluation_concurrency) as gateway:
+            yield gateway
         return
-    with open_models(attempt) as door:
-        yield door
+    with open_models(attempt) as gateway:
+        yield gateway
 
 
 @contextmanager
-def open_models(attempt: EvaluatingJob) -> Iterator[FrontDoor]:
+def open_models(attempt: EvaluatingJob) -> Iterator[GatewayClient]:
     """Open the connection to the models, with a key of the job's tenant that is valid as long as this attempt.
 
     Raises:
@@ -309,8 +309,8 @@ def open_models(attempt: EvaluatingJob) -> Iterator[FrontDoor]:
         )
     key, secret = attempt.leases.mint_key(attempt.lease, Role.VIEWER)
     try:
-        with FrontDoor(url, secret, threads) as door:
-            yield door
+        with GatewayClient(url, secret, threads) as gateway:
+            yield gateway
     finally:
         with suppress(Unavailable, NotFound):  # the sweep does it, or has done it
             Keys(attempt.leases.database).revoke(key.id)

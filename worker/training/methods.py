@@ -7,8 +7,8 @@ from typing import Any
 from shared.contract.choices import MethodType
 from shared.contract.contracts import FineTuneContract
 from worker.training.method import Method
-from worker.training.preference.direct import DirectPreference
-from worker.training.preference.kahneman_tversky import KahnemanTversky
+from worker.training.preference.dpo import DirectPreference
+from worker.training.preference.kto import KahnemanTversky
 from worker.training.supervised import SupervisedMethod
 
 

@@ -103,7 +103,7 @@ def test_a_prompt_that_is_computed_once_keeps_no_more_than_two(on_gpu: bool) -> 
     from bench.training.counted_model import META, as_on_a_gpu, counted_model
     from bench.training.step_counter import Card, StepCounter
     from worker.training.data.prepared import Row
-    from worker.training.preference.direct import DirectPreference
+    from worker.training.preference.dpo import DirectPreference
     from worker.training.preference.pairs import Pair, common_prefix, pair_batches
 
     raw, peaks = MODELS["llama"] | {"num_key_value_heads": 6, "num_hidden_layers": 2}, []

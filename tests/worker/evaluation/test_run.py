@@ -42,7 +42,7 @@ from tests.support.doubles import FakeJobQueue
 from tests.support.http_stub import http_stub
 from tests.support.remote_server import RemoteServer
 from tests.support.waiting import eventually
-from worker.evaluation import front_door
+from worker.evaluation import gateway
 from worker.evaluation.run import evaluate_model
 from worker.jobs.runner import Worker
 from worker.settings import WorkerSettings
@@ -62,7 +62,7 @@ PROMPT = {"type": "template", "template": [{"role": "user", "content": "{{ item.
 
 
 @dataclass
-class FrontDoorStub:
+class GatewayStub:
     """An API that answers each question with itself, unless a test has it do otherwise.
 
     Attributes:
@@ -152,13 +152,13 @@ def planned(
 
 
 @pytest.fixture
-def door() -> FrontDoorStub:
-    return FrontDoorStub()
+def api() -> GatewayStub:
+    return GatewayStub()
 
 
 @pytest.fixture
-def place(door: FrontDoorStub, database: Database, tmp_path: Path) -> Iterator[Place]:
-    with http_stub(door.respond) as url:
+def place(api: GatewayStub, database: Database, tmp_path: Path) -> Iterator[Place]:
+    with http_stub(api.respond) as url:
         settings = WorkerSettings(
             home=tmp_path, heartbeat_seconds=0.05, stop_grace_seconds=5.0, api_url=url, evaluation_concurrency=4
         )
@@ -171,17 +171,17 @@ def place(door: FrontDoorStub, database: Database, tmp_path: Path) -> Iterator[P
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits between two attempts take no time."""
-    monkeypatch.setattr(front_door, "LONGEST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(gateway, "LONGEST_WAIT_SECONDS", 0.01)
 
 
-def test_every_item_is_asked_once_judged_and_stored(place: Place, door: FrontDoorStub) -> None:
+def test_every_item_is_asked_once_judged_and_stored(place: Place, api: GatewayStub) -> None:
     rows = [*ROWS, {"item": {"question": "other", "answer": "no"}}]
     job = place.queue(rows, sampling_params={"temperature": 0, "seed": 5, "max_completion_tokens": 9})
     done = place.run(job)
     assert done.state is JobState.SUCCEEDED
-    assert door.questions == Counter(row["item"]["question"] for row in rows)
+    assert api.questions == Counter(row["item"]["question"] for row in rows)
     expected = {"model": "tiny@1", "temperature": 0, "top_p": 1.0, "seed": 5, "max_completion_tokens": 9}
-    assert all({name: body[name] for name in expected} == expected for body in door.asked)
+    assert all({name: body[name] for name in expected} == expected for body in api.asked)
     assert [item.status for item in place.items(job)] == ["pass"] * 8 + ["fail"]
     totals = done.result["totals"]
     assert (totals["done"], totals["passed"], totals["failed"], totals["errored"]) == (9, 8, 1, 0)
@@ -192,22 +192,22 @@ def test_every_item_is_asked_once_judged_and_stored(place: Place, door: FrontDoo
     assert done.progress["items_done"] == done.progress["items_total"] == 9
 
 
-def test_the_key_is_the_tenants_may_only_read_and_ends_with_the_attempt(place: Place, door: FrontDoorStub) -> None:
+def test_the_key_is_the_tenants_may_only_read_and_ends_with_the_attempt(place: Place, api: GatewayStub) -> None:
     seen: list[Key] = []
 
     def look(body: Body) -> None:
         seen.extend(key for key in Keys(place.database).all("acme") if not key.revoked_at)
 
-    door.reply = look
+    api.reply = look
     place.run(place.queue(ROWS[:1]))
     assert [(key.tenant, key.role) for key in seen] == [("acme", Role.VIEWER)]
     assert Keys(place.database).all("acme") == []
-    assert len(set(door.keys)) == 1
+    assert len(set(api.keys)) == 1
 
 
-def test_an_item_that_is_refused_is_an_error_with_its_reason_and_no_failure(place: Place, door: FrontDoorStub) -> None:
+def test_an_item_that_is_refused_is_an_error_with_its_reason_and_no_failure(place: Place, api: GatewayStub) -> None:
     refused = 400, refusal(Code.CONTEXT_LENGTH_EXCEEDED, "Too long.")
-    door.reply = lambda body: refused if body["messages"][0]["content"] == "3" else None
+    api.reply = lambda body: refused if body["messages"][0]["content"] == "3" else None
     job = place.queue()
     totals = place.run(job).result["totals"]
     assert (totals["passed"], totals["failed"], totals["errored"]) == (7, 0, 1)
@@ -218,41 +218,41 @@ def test_an_item_that_is_refused_is_an_error_with_its_reason_and_no_failure(plac
     assert (error["code"], error["message"]) == (Code.CONTEXT_LENGTH_EXCEEDED, "Too long.")
 
 
-def test_a_limit_and_a_fault_are_waited_for(place: Place, door: FrontDoorStub, quick: None) -> None:
+def test_a_limit_and_a_fault_are_waited_for(place: Place, api: GatewayStub, quick: None) -> None:
     told = iter([(429, refusal(Code.RATE_LIMITED)), (500, {}), (503, refusal(Code.SERVING_UNAVAILABLE))] * 2)
-    door.reply = lambda body: next(told, None)
+    api.reply = lambda body: next(told, None)
     totals = place.run(place.queue()).result["totals"]
     assert (totals["passed"], totals["errored"]) == (8, 0)
-    assert len(door.asked) == 8 + 6
+    assert len(api.asked) == 8 + 6
 
 
-def test_a_fault_of_one_item_that_stays_is_its_error_alone(place: Place, door: FrontDoorStub, quick: None) -> None:
-    door.reply = lambda body: (500, refusal(Code.SERVING_FAILED)) if body["messages"][0]["content"] == "3" else None
+def test_a_fault_of_one_item_that_stays_is_its_error_alone(place: Place, api: GatewayStub, quick: None) -> None:
+    api.reply = lambda body: (500, refusal(Code.SERVING_FAILED)) if body["messages"][0]["content"] == "3" else None
     totals = place.run(place.queue()).result["totals"]
     assert (totals["passed"], totals["errored"]) == (7, 1)
-    assert door.questions["3"] == front_door.ATTEMPTS
+    assert api.questions["3"] == gateway.ATTEMPTS
 
 
 def test_a_tier_that_is_away_ends_the_attempt_and_the_next_asks_the_rest(
-    place: Place, door: FrontDoorStub, quick: None
+    place: Place, api: GatewayStub, quick: None
 ) -> None:
     away = 503, refusal(Code.SERVING_UNAVAILABLE, "No replica.")
-    door.reply = lambda body: away if int(body["messages"][0]["content"]) >= 6 else None
+    api.reply = lambda body: away if int(body["messages"][0]["content"]) >= 6 else None
     job = place.queue()
     waiting = place.run(job)
     assert waiting.state is JobState.QUEUED
     stored = {item.position for item in place.items(job)}
     assert stored == set(range(6))
-    door.asked.clear()
-    door.reply = lambda body: None
+    api.asked.clear()
+    api.reply = lambda body: None
     with place.database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE jobs SET not_before = NULL")
     assert place.run(job).result["totals"]["passed"] == 8
-    assert door.questions == Counter({"6": 1, "7": 1})
+    assert api.questions == Counter({"6": 1, "7": 1})
 
 
-def test_a_model_that_is_gone_ends_the_job(place: Place, door: FrontDoorStub) -> None:
-    door.reply = lambda body: (404, refusal(Code.MODEL_NOT_FOUND, "The model 'tiny@1' does not exist."))
+def test_a_model_that_is_gone_ends_the_job(place: Place, api: GatewayStub) -> None:
+    api.reply = lambda body: (404, refusal(Code.MODEL_NOT_FOUND, "The model 'tiny@1' does not exist."))
     failed = place.run(place.queue())
     assert failed.state is JobState.FAILED
     assert failed.error
@@ -266,7 +266,7 @@ def test_without_the_apis_address_the_job_says_what_to_set(place: Place) -> None
     assert (failed.error["code"], "MENS_API_URL" in failed.error["remedy"]) == (Code.EVAL_UNAVAILABLE, True)
 
 
-def test_after_a_kill_nothing_that_was_stored_is_asked_again(place: Place, door: FrontDoorStub) -> None:
+def test_after_a_kill_nothing_that_was_stored_is_asked_again(place: Place, api: GatewayStub) -> None:
     rows = [{"item": {"question": f"{number}", "answer": f"{number}"}} for number in range(200)]
     job, stuck = place.queue(rows), threading.Event()
     place.worker.settings = place.settings.model_copy(update={"heartbeat_seconds": 60.0})
@@ -275,7 +275,7 @@ def test_after_a_kill_nothing_that_was_stored_is_asked_again(place: Place, door:
         if int(body["messages"][0]["content"]) >= 150:
             stuck.wait(60)
 
-    door.reply = reply
+    api.reply = reply
     dead = threading.Thread(target=place.worker.run_job, args=(job.id,), daemon=True)
     dead.start()
     eventually(lambda: len(place.items(job)) >= 64)
@@ -292,11 +292,11 @@ def test_after_a_kill_nothing_that_was_stored_is_asked_again(place: Place, door:
     stored = {item.position for item in place.items(job)}
     with place.database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE jobs SET not_before = NULL")
-    door.reply = lambda body: None
-    [dead_key] = set(door.keys)
+    api.reply = lambda body: None
+    [dead_key] = set(api.keys)
     second.run_job(job.id)
     again = Counter(
-        body["messages"][0]["content"] for body, key in zip(door.asked, door.keys, strict=True) if key != dead_key
+        body["messages"][0]["content"] for body, key in zip(api.asked, api.keys, strict=True) if key != dead_key
     )
     stuck.set()
     dead.join(60)
@@ -310,7 +310,7 @@ def test_after_a_kill_nothing_that_was_stored_is_asked_again(place: Place, door:
 
 @pytest.mark.parametrize(("verb", "state"), [("pause", JobState.PAUSED), ("cancel", JobState.CANCELLED)])
 def test_a_run_stops_and_keeps_what_it_has(
-    place: Place, door: FrontDoorStub, monkeypatch: pytest.MonkeyPatch, verb: str, state: JobState
+    place: Place, api: GatewayStub, monkeypatch: pytest.MonkeyPatch, verb: str, state: JobState
 ) -> None:
     rows = [{"item": {"question": f"{number}", "answer": f"{number}"}} for number in range(500)]
     job = place.queue(rows)
@@ -328,20 +328,20 @@ def test_a_run_stops_and_keeps_what_it_has(
 
     def reply(body: Body) -> None:
         with lock:
-            if len(door.asked) >= 20 and not asked.is_set():
+            if len(api.asked) >= 20 and not asked.is_set():
                 getattr(jobs, verb)(job.id)
                 asked.set()
         if asked.is_set():  # the worker learns of it while it is about these
             heard.wait(60)
             threading.Event().wait(0.05)
 
-    door.reply = reply
+    api.reply = reply
     stopped = place.run(job)
     assert stopped.state is state
-    assert 20 <= len(place.items(job)) == len(door.asked) < 500
+    assert 20 <= len(place.items(job)) == len(api.asked) < 500
 
 
-def test_a_cancel_does_not_wait_for_an_api_that_hangs(place: Place, door: FrontDoorStub) -> None:
+def test_a_cancel_does_not_wait_for_an_api_that_hangs(place: Place, api: GatewayStub) -> None:
     place.worker.settings = place.settings.model_copy(update={"stop_grace_seconds": 0.1})
     job = place.queue(ROWS)
     hangs, replies = threading.Event(), count(1)  # what was asked grows by several before any of them looks at it
@@ -351,7 +351,7 @@ def test_a_cancel_does_not_wait_for_an_api_that_hangs(place: Place, door: FrontD
             Jobs(place.database, "acme").cancel(job.id)
         hangs.wait(120)
 
-    door.reply = reply
+    api.reply = reply
     began = time.monotonic()
     stopped = place.run(job)
     took = time.monotonic() - began
@@ -360,24 +360,24 @@ def test_a_cancel_does_not_wait_for_an_api_that_hangs(place: Place, door: FrontD
     assert took < 60
 
 
-def test_rows_that_have_their_answers_are_judged_without_a_model(place: Place, door: FrontDoorStub) -> None:
+def test_rows_that_have_their_answers_are_judged_without_a_model(place: Place, api: GatewayStub) -> None:
     rows = [{"item": {"answer": "a"}, "sample": {"output_text": text}} for text in ("a", "b")]
     job = place.queue(rows, models=())
     place.worker.settings = place.settings.model_copy(update={"api_url": ""})
     assert place.run(job).result["totals"]["passed"] == 1
-    assert door.asked == []
+    assert api.asked == []
     assert Keys(place.database).all("acme") == []
 
 
-def test_two_models_get_the_same_requests_and_are_compared_pair_by_pair(place: Place, door: FrontDoorStub) -> None:
+def test_two_models_get_the_same_requests_and_are_compared_pair_by_pair(place: Place, api: GatewayStub) -> None:
     rows = [{"item": {"question": f"{number}", "answer": f"{number}"}} for number in range(100)]
     job = place.queue(rows, models=("new", "old"), mens={"margin": 0.1})
-    door.reply = lambda body: (
+    api.reply = lambda body: (
         (200, chat("?")) if body["model"] == "old@1" and int(body["messages"][0]["content"]) < 30 else None
     )
     done = place.run(job)
     per_model: dict[str, list[Body]] = {"new@1": [], "old@1": []}
-    for body in door.asked:
+    for body in api.asked:
         per_model[body.pop("model")].append(body)
     by_question = lambda body: int(body["messages"][0]["content"])  # noqa: E731
     assert sorted(per_model["new@1"], key=by_question) == sorted(per_model["old@1"], key=by_question)
@@ -390,17 +390,17 @@ def test_two_models_get_the_same_requests_and_are_compared_pair_by_pair(place: P
     assert done.result["totals"]["incumbent_criteria"]["equals"]["failed"] == 30
 
 
-def test_a_pair_of_which_one_has_no_score_is_in_no_comparison(place: Place, door: FrontDoorStub) -> None:
+def test_a_pair_of_which_one_has_no_score_is_in_no_comparison(place: Place, api: GatewayStub) -> None:
     refused = 400, refusal(Code.REQUEST_REJECTED)
-    door.reply = lambda body: refused if (body["model"], body["messages"][0]["content"]) == ("old@1", "3") else None
+    api.reply = lambda body: refused if (body["model"], body["messages"][0]["content"]) == ("old@1", "3") else None
     comparison = place.run(place.queue(models=("new", "old"))).result["comparisons"]["equals"]
     assert (comparison["items"], comparison["unpaired"]) == (7, 1)
 
 
-def test_several_answers_to_an_item_have_seeds_of_their_own(place: Place, door: FrontDoorStub) -> None:
+def test_several_answers_to_an_item_have_seeds_of_their_own(place: Place, api: GatewayStub) -> None:
     job = place.queue(ROWS[:2], mens={"samples": 3})
     place.run(job)
-    assert sorted((body["messages"][0]["content"], body["seed"]) for body in door.asked) == [
+    assert sorted((body["messages"][0]["content"], body["seed"]) for body in api.asked) == [
         (question, seed) for question in "01" for seed in (7, 8, 9)
     ]
     assert [(result.item_index, result.sample_index) for result in place.results(job)] == [
@@ -408,13 +408,13 @@ def test_several_answers_to_an_item_have_seeds_of_their_own(place: Place, door: 
     ]
 
 
-def test_a_criterion_that_cannot_judge_makes_an_error(place: Place, door: FrontDoorStub) -> None:
+def test_a_criterion_that_cannot_judge_makes_an_error(place: Place, api: GatewayStub) -> None:
     judge = {
         "type": "score_model", "name": "judge", "model": "critic", "pass_threshold": 0.5,
         "input": [{"role": "user", "content": "Judge {{ sample.output_text }}"}],
     }  # fmt: skip
     refused = 400, refusal(Code.CONTEXT_LENGTH_EXCEEDED, "Too long.")
-    door.reply = lambda body: refused if body["model"] == "critic" else None
+    api.reply = lambda body: refused if body["model"] == "critic" else None
     job = place.queue(ROWS[:1], criteria=[judge])
     place.run(job)
     [result] = place.results(job)
@@ -437,12 +437,12 @@ def test_an_answer_at_fault_fails_also_where_a_grader_does_not_end_with_it(place
     assert found == [(None, False, Code.GRADER_TIMEOUT), (None, False, Code.GRADER_SAMPLE_INVALID)]
 
 
-def test_a_model_that_judges_is_asked_and_its_tokens_are_counted(place: Place, door: FrontDoorStub) -> None:
+def test_a_model_that_judges_is_asked_and_its_tokens_are_counted(place: Place, api: GatewayStub) -> None:
     judge = {
         "type": "score_model", "name": "judge", "model": "critic", "pass_threshold": 0.5,
         "input": [{"role": "user", "content": "Judge {{ sample.output_text }}"}],
     }  # fmt: skip
-    door.reply = lambda body: (200, chat('{"result": 0.8}')) if body["model"] == "critic" else None
+    api.reply = lambda body: (200, chat('{"result": 0.8}')) if body["model"] == "critic" else None
     job = place.queue(ROWS[:2], criteria=[judge])
     totals = place.run(job).result["totals"]
     assert totals["passed"] == 2
@@ -465,7 +465,7 @@ PREFERS = {
     ],
 )
 def test_a_judge_of_both_answers_sees_them_in_both_orders(
-    place: Place, door: FrontDoorStub, is_first: Callable[[str, str], bool], counts: tuple[int, int, int]
+    place: Place, api: GatewayStub, is_first: Callable[[str, str], bool], counts: tuple[int, int, int]
 ) -> None:
     answers = {"new@1": {6: "same", 7: "longer than it"}, "old@1": {6: "same"}}
 
@@ -476,28 +476,28 @@ def test_a_judge_of_both_answers_sees_them_in_both_orders(
         first, second = said.split("|")
         return 200, chat(json.dumps({"result": "first" if is_first(first, second) else "second"}))
 
-    door.reply = reply
+    api.reply = reply
     done = place.run(place.queue(models=("new", "old"), criteria=[PREFERS]))
     found = done.result["comparisons"]["better"]
     assert (found["win_rate"]["wins"], found["win_rate"]["ties"], found["win_rate"]["losses"]) == counts
     assert found["win_rate"]["rate"] == pytest.approx((counts[0] + counts[1] / 2) / 8)
-    assert door.questions["same|same"] == 2, "each answer is judged once as the first"
+    assert api.questions["same|same"] == 2, "each answer is judged once as the first"
     assert all("other" not in (result.answer.sample or {}) for result in place.results(place.job(done)))
 
 
-def test_a_judge_of_both_answers_has_no_score_where_one_is_missing(place: Place, door: FrontDoorStub) -> None:
+def test_a_judge_of_both_answers_has_no_score_where_one_is_missing(place: Place, api: GatewayStub) -> None:
     def reply(body: Body) -> tuple[int, object]:
         if body["model"] == "critic":
             return 200, chat('{"result": "first"}')
         is_refused = (body["model"], body["messages"][0]["content"]) == ("old@1", "3")
         return (400, refusal(Code.REQUEST_REJECTED)) if is_refused else (200, chat("an answer"))
 
-    door.reply = reply
+    api.reply = reply
     found = place.run(place.queue(models=("new", "old"), criteria=[PREFERS])).result["comparisons"]["better"]
     assert (found["items"], found["unpaired"]) == (7, 1)
 
 
-def test_models_of_other_servers_judge_and_are_counted(place: Place, door: FrontDoorStub) -> None:
+def test_models_of_other_servers_judge_and_are_counted(place: Place, api: GatewayStub) -> None:
     judge = {
         "type": "score_model", "name": "judge", "model": "outside", "pass_threshold": 0.5,
         "input": [{"role": "user", "content": "Judge {{ sample.output_text }}"}],
@@ -514,7 +514,7 @@ def test_models_of_other_servers_judge_and_are_counted(place: Place, door: Front
     criteria = {name: (counts["passed"], counts["failed"]) for name, counts in totals["criteria"].items()}
     assert criteria == {"judge": (2, 0), "alike": (1, 1)}
     assert totals["usage"]["outside"]["invocation_count"] == 2
-    assert {body["model"] for body in door.asked} == {"tiny@1"}
+    assert {body["model"] for body in api.asked} == {"tiny@1"}
 
 
 CODE = {
@@ -609,22 +609,22 @@ def test_what_was_not_repeatable_is_still_told_after_another_attempt(place: Plac
     assert outcome.as_dict()["unrepeatable"] == {"code": 2}
 
 
-def test_incumbent_is_asked_twice_for_the_noise_floor(place: Place, door: FrontDoorStub) -> None:
+def test_incumbent_is_asked_twice_for_the_noise_floor(place: Place, api: GatewayStub) -> None:
     """It answers its first question otherwise the second time, as a batched server may."""
     seen: Counter[str] = Counter()
 
     def answers(body: Body) -> tuple[int, object] | None:
-        with door.lock:
+        with api.lock:
             seen[body["model"] + body["messages"][-1]["content"]] += 1
             again = seen["old@10"]
         is_other = body["model"] == "old@1" and body["messages"][-1]["content"] == "0" and again > 1
         return (200, chat("no")) if is_other else None
 
-    door.reply = answers
+    api.reply = answers
     job = place.queue(models=("tiny", "old"), mens={"incumbent": "old", "noise_floor": True})
     result = place.run(job).result
     assert result["comparisons"]["equals"]["noise_floor"] == pytest.approx(1 / 8)
     assert result["totals"]["usage"]["old"]["invocation_count"] == 16
-    assert Counter(body["model"] for body in door.asked) == {"tiny@1": 8, "old@1": 16}
+    assert Counter(body["model"] for body in api.asked) == {"tiny@1": 8, "old@1": 16}
     once = place.run(place.queue(models=("tiny", "old"), mens={"incumbent": "old"})).result
     assert once["comparisons"]["equals"]["noise_floor"] is None

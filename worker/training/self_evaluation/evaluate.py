@@ -58,7 +58,7 @@ from worker.run_folder import EVALUATION_ROWS_NAME, write_json
 from worker.training.checkpoint import Progress
 from worker.training.data.prepared import Row
 from worker.training.method import Example
-from worker.training.preference.direct import DirectPreference
+from worker.training.preference.dpo import DirectPreference
 from worker.training.preference.pairs import Pair
 from worker.training.preference.scored_rows import wanted_places
 from worker.training.self_evaluation.sample_answers import (

@@ -111,7 +111,7 @@ def test_sign_ins_end_with_the_secret_that_made_them(
 
 
 def test_replaced_secret_signs_in_no_more(sign_ins: SignIns, key: Key, key_secret: str, keys: Keys) -> None:
-    """Also for a request that was let in before: it would have opened the door for 24 h."""
+    """Also for a request that was let in before: it would have been valid for 24 h."""
     _, secret = keys.rotate(key.id, overlap_seconds=0)
     assert code(sign_ins.create, key_secret, challenge_of(TOKEN)) == Code.KEY_INVALID
     assert code(sign_ins.create_code, key_secret) == Code.KEY_INVALID

@@ -21,7 +21,7 @@ from worker.training.loss import accumulate_gradients
 from worker.training.model.attention import DOCUMENTS
 from worker.training.model.load import attach_lora, trainable
 from worker.training.model.lora_fusion import fuse_lora
-from worker.training.preference.direct import DirectPreference
+from worker.training.preference.dpo import DirectPreference
 from worker.training.preference.pairs import Pair, common_prefix, no_pairs, pair_batches
 
 

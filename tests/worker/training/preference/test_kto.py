@@ -17,7 +17,7 @@ import torch
 
 import worker.training.checkpoint
 import worker.training.preference.compared
-import worker.training.preference.kahneman_tversky
+import worker.training.preference.kto
 from bench.harness.peers import peers_python
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, verify_adapter
 from shared.contract.sections import PreferenceSection
@@ -39,7 +39,7 @@ from worker.run_folder import (
 from worker.training.data.row_order import RowOrder
 from worker.training.model.load import load_tokenizer
 from worker.training.preference.data import read_preferences
-from worker.training.preference.kahneman_tversky import KahnemanTversky
+from worker.training.preference.kto import KahnemanTversky
 from worker.training.preference.rated import PreparedRatedAnswers, no_answers
 from worker.training.schedule import learning_rate
 from worker.training.self_evaluation.evaluate import SAMPLES_VARIABLE
@@ -170,7 +170,7 @@ def test_a_wrong_reference_trains_nothing(
 def test_losses_do_not_depend_on_the_micro_batches(
     tiny: Any, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, budget: int
 ) -> None:
-    module = worker.training.preference.kahneman_tversky
+    module = worker.training.preference.kto
     real = module.rated_batches
     monkeypatch.setattr(module, "rated_batches", lambda rows, _budget, **more: real(rows, budget, **more))
     # Eight steps: after the first of them the weights are what the pieces before have made of them.

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 import worker.training.checkpoint
 import worker.training.preference.compared
-import worker.training.preference.direct
+import worker.training.preference.dpo
 import worker.training.preference.reference
 from bench.harness.peers import peers_python
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, verify_adapter
@@ -47,7 +47,7 @@ from worker.run_folder import (
 from worker.training.data.row_order import RowOrder
 from worker.training.model.load import load_tokenizer
 from worker.training.preference.data import read_preferences
-from worker.training.preference.direct import DirectPreference
+from worker.training.preference.dpo import DirectPreference
 from worker.training.preference.pairs import PreparedPairs
 from worker.training.schedule import learning_rate
 
@@ -105,7 +105,7 @@ def test_a_state_of_linear_attention_is_not_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, once: bool
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(RAW[family]))
-    monkeypatch.setattr(worker.training.preference.direct, "read_preferences", lambda *given: given[-1])
+    monkeypatch.setattr(worker.training.preference.dpo, "read_preferences", lambda *given: given[-1])
     run: Any = SimpleNamespace(inputs=SimpleNamespace(base=str(tmp_path)))
     opened: Any = DirectPreference(PreferenceSection()).read(run, None, 0, tmp_path)  # type: ignore[arg-type]
     assert opened.keywords == {"once": once}
@@ -228,9 +228,9 @@ def test_a_wrong_reference_trains_nothing(
 def test_first_loss_does_not_depend_on_the_micro_batches(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int
 ) -> None:
-    real = worker.training.preference.direct.pair_batches
+    real = worker.training.preference.dpo.pair_batches
     monkeypatch.setattr(
-        worker.training.preference.direct, "pair_batches", lambda rows, _budget, **more: real(rows, budget, **more)
+        worker.training.preference.dpo, "pair_batches", lambda rows, _budget, **more: real(rows, budget, **more)
     )
     run = plan(tiny, tmp_path, exec=EXEC | {"epochs": 1, "batch_size": 8})
     (step,) = told(tiny.train(run, tmp_path / "run"), "step")
@@ -375,7 +375,7 @@ def encoded_pairs(run: Any, base: Path) -> list[list[tuple[torch.Tensor, int]]]:
 def test_both_answers_becoming_unlikely_is_told_once() -> None:
     from shared.contract.sections import PreferenceSection
     from worker.training.preference.compared import LIKELIHOOD_FALLS
-    from worker.training.preference.direct import DirectPreference
+    from worker.training.preference.dpo import DirectPreference
 
     falling = {"rewards_chosen": -1.0, "rewards_rejected": -2.0, "logps_chosen": -30.0, "logps_rejected": -40.0}
     method = DirectPreference(PreferenceSection())

@@ -27,11 +27,11 @@ AWAY = frozenset({503})
 """Statuses that mean that part of the system is unavailable, as opposed to a request that cannot be served."""
 
 
-class DoorClosed(Exception):
+class EvaluationEnded(Exception):
     """The evaluation has ended, and with it all requests that still wait for an answer."""
 
 
-class FrontDoor:
+class GatewayClient:
     """A connection pool to the API. Safe to use from many threads.
 
     Args:
@@ -54,7 +54,7 @@ class FrontDoor:
         self._lock = threading.Lock()
         self._aborted = False
 
-    def __enter__(self) -> FrontDoor:
+    def __enter__(self) -> GatewayClient:
         return self
 
     def __exit__(
@@ -89,7 +89,7 @@ class FrontDoor:
                 later.
             NotFound: ``MODEL_NOT_FOUND``: no request for this model can succeed.
             MensError: this request is refused or fails, with the code that the API gave.
-            DoorClosed: the evaluation ends.
+            EvaluationEnded: the evaluation ends.
         """
         outcome = self._retries.send(partial(self._send, path, body))
         if isinstance(outcome, httpx.RequestError):
@@ -107,7 +107,7 @@ class FrontDoor:
 
     def _send(self, path: str, body: dict[str, Any]) -> httpx.Response:
         if self._closing.is_set():
-            raise DoorClosed
+            raise EvaluationEnded
         try:
             return self._client.post(
                 path,
@@ -117,7 +117,7 @@ class FrontDoor:
             )
         except (httpx.TransportError, RuntimeError):  # RuntimeError: the client was closed
             if self._closing.is_set():
-                raise DoorClosed from None
+                raise EvaluationEnded from None
             raise
 
     def _remember_socket(self, event: str, facts: dict[str, Any]) -> None:
