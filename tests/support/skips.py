@@ -20,6 +20,7 @@ REMEDIES = {
     r"Landlock|nothing on this machine contains code": "Linux 5.13 or later with Landlock, and apt-get install bubblewrap libseccomp2",
     r"the clock of a program cannot be moved": "apt-get install faketime",
     r"gcc is not installed": "apt-get install gcc",
+    r"no git history": "a clone of the repository, and apt-get install git",
     r"no Python here that other users may run": "apt-get install python3",
     r"root reads every file": "a user other than root",
     r"only root|may not mount|nothing may be mounted": "root, with the right to mount (CAP_SYS_ADMIN)",
