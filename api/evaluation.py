@@ -69,12 +69,8 @@ def submit_run(
         terms: the job's priority and limits.
 
     Raises:
-        InvalidRequest: ``DATA_SOURCE_UNSUPPORTED``, ``REQUEST_INVALID``, ``EVAL_ITEMS_INVALID``,
-            ``EVAL_TOO_MANY_ITEMS``, ``SANDBOX_UNAVAILABLE``, ``GRADER_UNSUPPORTED``; and the codes of refused model
-            requests.
-        NotFound: ``MODEL_NOT_FOUND``, ``FILE_NOT_FOUND``.
-        Conflict: ``IDEMPOTENCY_CONFLICT``.
-        Forbidden: ``QUOTA_EXCEEDED``.
+        InvalidRequest: ``DATA_SOURCE_UNSUPPORTED``, ``REQUEST_INVALID``; and the codes of refused model requests.
+        NotFound: ``MODEL_NOT_FOUND``.
     """
     spec = EvalSpec.model_validate(judged.spec)
     source = _supported_source(spec, run)
@@ -129,7 +125,7 @@ def resolve_model(services: Services, view: TenantView, name: str, param: str) -
     """Return the model that a name currently refers to, and its base.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``, ``MODEL_UNCERTIFIED``.
+        NotFound: ``MODEL_NOT_FOUND``.
         InvalidRequest: ``REQUEST_INVALID``: an alias that is split between adapters.
     """
     bases = {base.name for base in services.catalog().bases}
@@ -240,11 +236,7 @@ def _check_criteria(services: Services, spec: EvalSpec) -> None:
 
 
 def _check_prompt(run: RunSpec) -> None:
-    """Check that the served models can read a run's prompt for every item.
-
-    Raises:
-        InvalidRequest: ``GRADER_UNSUPPORTED``.
-    """
+    """Check that the served models can read a run's prompt for every item."""
     prompt = None if isinstance(run.data_source, JsonlSource) else run.data_source.input_messages
     for turn in prompt.template if isinstance(prompt, MessageTemplate) else ():
         try:

@@ -42,12 +42,7 @@ class GraderSandboxes:
 
     @asynccontextmanager
     async def lend(self, tenant: str) -> AsyncIterator[Sandbox]:
-        """Lend a sandbox for one run of a tenant, when it is its turn.
-
-        Raises:
-            InvalidRequest: ``SANDBOX_UNAVAILABLE``.
-            Unavailable: ``SANDBOX_FAILED``.
-        """
+        """Lend a sandbox for one run of a tenant, when it is its turn."""
         async with self._of_tenant[tenant], self._all:
             sandbox = self._idle.pop() if self._idle else await to_thread.run_sync(self._open)
             self._lent.add(sandbox)

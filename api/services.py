@@ -134,12 +134,7 @@ class Services:
             self.base_fetcher.start()
 
     def assign_server_policy(self) -> None:
-        """Assign the settings' policy file to the server; without one, the current assignment stays.
-
-        Raises:
-            InvalidRequest: ``POLICY_INVALID``; ``SETTINGS_INVALID``: the file cannot be read.
-            Unavailable: the database is unavailable.
-        """
+        """Assign the settings' policy file to the server; without one, the current assignment stays."""
         path = self.settings.gate_policy
         if path is None:
             return

@@ -92,11 +92,10 @@ def check_contract(services: Services, view: TenantView, request: JobRequest) ->
 
 
 def find_parent(view: TenantView, name: str, param: str = FIELD) -> PlannedParent:
-    """Return the adapter that a job continues from, by its name in the tenant's view; ``param`` is the request's field.
+    """Return the adapter that a job continues from, by its name in the tenant's view.
 
-    Raises:
-        NotFound: ``ADAPTER_NOT_FOUND``, ``MODEL_NOT_FOUND``.
-        Conflict: ``CONTINUE_NOT_READY``.
+    Args:
+        param: the request's field that has the name.
     """
     adapter = find_to_continue(view.adapters, view.names, name, param)
     return planned_parent(AdapterManifest.model_validate(adapter.manifest))
@@ -144,9 +143,6 @@ def submit_finetune(
         requested_model: foreign name that such a job uses for its base; None: the base's own name.
         sent: the value that must be equal in a repeated request with the same key; None: the job's plan.
         terms: the job's priority and limits.
-
-    Raises:
-        MensError: see :func:`check_contract`; ``IDEMPOTENCY_CONFLICT``.
     """
     checked = check_contract(services, view, request)
     plan, data = checked.plan, checked.plan.contract.data
@@ -274,9 +270,7 @@ def submit_merge(
     """Plan a merge, write the job, and enqueue it.
 
     Raises:
-        NotFound: ``ADAPTER_NOT_FOUND`` or ``MODEL_NOT_FOUND``.
         Conflict: ``BASE_DIGEST_MISMATCH``.
-        InvalidRequest: ``MERGE_REJECTS_BURN_BIN``.
     """
     refuse_bin(contract.adapter, "adapter")
     adapter = view.adapters.get(contract.adapter)
@@ -319,9 +313,7 @@ def submit_import(
     """Plan an import, write the job, and enqueue it. The files are read by the worker.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND`` or ``FILE_NOT_FOUND``.
         ContractRejected: the adapter cannot be published, or its alias cannot be moved.
-        InvalidRequest: ``MERGE_REJECTS_BURN_BIN``.
     """
     catalog = services.catalog()
     base = catalog.get(contract.model)
@@ -372,7 +364,7 @@ def submit_judgement(
         idempotency_key: the same key and request give the same job.
 
     Raises:
-        NotFound: ``ADAPTER_NOT_FOUND``; ``FILE_NOT_FOUND``; ``POLICY_NOT_FOUND``: also if no policy governs the alias.
+        NotFound: ``POLICY_NOT_FOUND``: also if no policy governs the alias.
         Conflict: ``ADAPTER_NOT_SERVABLE``.
     """
     adapter = next(iter(view.adapters.with_ids([adapter_id])), None) or view.adapters.get(adapter_id)

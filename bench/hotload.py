@@ -278,11 +278,7 @@ def added_ms(times: dict[str, list[float]], row: str, at: int) -> float:
 
 @contextmanager
 def started(options: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """Yield the settings that identify the installation: a new one, or the running one.
-
-    Raises:
-        PeerMissing: the environment does not name a running installation.
-    """
+    """Yield the settings that identify the installation: a new one, or the running one."""
     if options.running:
         yield running_installation(HOME)
         return

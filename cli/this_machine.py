@@ -27,9 +27,6 @@ def this_machine(
         vram_bytes: memory of a GPU that may be elsewhere; None: the memory of this machine's smallest GPU.
         origin: source of ``device``.
         limits: limits of the serving tier.
-
-    Raises:
-        InvalidRequest: ``SETTINGS_INVALID``: the setting of the trainer's share of the GPU's memory.
     """
     if device == "cpu":
         return _cpu(origin, limits)

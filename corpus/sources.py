@@ -49,7 +49,6 @@ def find_files(path: Path, digest: DigestOf = digest_file) -> SourceFiles | None
     """Return the files of a source: a file, the shards of a stage, or all JSONL files of a folder; None without any.
 
     Raises:
-        ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.
         InvalidRequest: ``CORPUS_ROWS_RETRACTED``.
     """
     with disk_errors():

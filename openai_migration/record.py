@@ -205,10 +205,6 @@ def record_answers(
 
     Args:
         done: updated as requests are sent, so that it shows the cost even if this function raises.
-
-    Raises:
-        Unauthenticated: the key was refused.
-        Unavailable: OpenAI does not respond.
     """
     for question in (question for plan in plans for question in plan.questions):
         advance(question.model)

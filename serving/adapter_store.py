@@ -93,7 +93,7 @@ class AdapterStore:
 
         Raises:
             InvalidRequest: ``NAME_INVALID``: this is not an adapter id.
-            NotFound: ``ADAPTER_NOT_FOUND``, or ``STORAGE_OBJECT_MISSING`` for one of its files.
+            NotFound: ``ADAPTER_NOT_FOUND``.
             ArtifactInvalid: the adapter is invalid and cannot be served; the error's code says why.
             Unavailable: ``STORAGE_FULL``.
         """

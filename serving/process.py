@@ -23,9 +23,6 @@ def find_base(settings: ServingSettings) -> tuple[BaseModelEntry, Path]:
     """Find the base model to serve: its catalogue entry and its folder, fetched first if necessary.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``.
-        InvalidRequest: ``CATALOG_INVALID``.
-        Unavailable: ``HUB_UNAVAILABLE``, or the storage does not respond.
         ArtifactInvalid: ``BASE_DIGEST_MISMATCH``: the base in the catalogue has a different digest from the one in the
             settings.
     """

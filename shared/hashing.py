@@ -15,11 +15,7 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=F
 
 
 def canonical_json(value: Any) -> bytes:
-    """Return the canonical bytes of a JSON value; equal values give equal bytes on every machine.
-
-    Raises:
-        ValueError: the value holds NaN or an infinity.
-    """
+    """Return the canonical bytes of a JSON value; equal values give equal bytes on every machine."""
     return _encode(value).encode()
 
 

@@ -56,10 +56,6 @@ def authorities(bundle: str) -> ssl.SSLContext | None:
 
     Args:
         bundle: a file of certificates in PEM form, or its text; empty: none.
-
-    Raises:
-        OSError: the file cannot be read, or has no certificate.
-        ValueError: the text has no certificate, or the path has a NUL character.
     """
     bundle = bundle.strip()
     if not bundle:

@@ -44,12 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_twin(base: Path, out: Path, double_quant: bool = True) -> None:
-    """Write the twin's folder, which must not exist yet; it appears complete or not at all.
-
-    Raises:
-        ContractRejected: ``CONTRACT_UNSUPPORTED``: a family whose weights are not quantised as they are stored.
-        ArtifactInvalid: ``SAFETENSORS_INVALID``, or ``BLOCK_INVENTORY_INCOMPLETE``: a weight is missing.
-    """
+    """Write the twin's folder, which must not exist yet; it appears complete or not at all."""
     if out.exists():
         raise FileExistsError(f"{out} already exists; a base model is never overwritten")
     quantised = quantised_tensors(base)

@@ -96,8 +96,7 @@ def merge(run: MergeRun, run_dir: Path) -> ModelManifest:
 
     Raises:
         ArtifactInvalid: the adapter or the base differs from the plan; the code names the difference.
-        JobFailed: ``MERGE_FIDELITY_FAILED``; ``OUT_OF_MEMORY``: the comparison would not fit into memory; this is
-            checked beforehand.
+        JobFailed: ``MERGE_FIDELITY_FAILED``.
     """
     base, adapter = Path(run.inputs.base), Path(run.inputs.adapter)
     refuse_pickle(adapter)
@@ -199,11 +198,7 @@ def training_weights(base: Path, manifest: AdapterManifest) -> AbstractSet[str]:
 
 
 def refuse_pickle(adapter: Path) -> None:
-    """Refuse `.bin` weights before anything is parsed: they are pickle, and Burn's format is retired.
-
-    Raises:
-        InvalidRequest: ``MERGE_REJECTS_BURN_BIN``.
-    """
+    """Refuse `.bin` weights before anything is parsed: they are pickle, and Burn's format is retired."""
     for name in (adapter.name, *(path.name for path in adapter.glob("*"))):
         refuse_bin(name, name)
 
@@ -212,7 +207,7 @@ def check_base(run: MergeRun, adapter: AdapterManifest, base: Path) -> None:
     """Check that plan, adapter and folder refer to the same base, byte for byte.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_BASE_MISMATCH`` or ``MERGE_BASE_DIGEST_MISMATCH``.
+        ArtifactInvalid: ``MERGE_BASE_DIGEST_MISMATCH``.
     """
     verify_base(adapter, run.plan.base.digests)
     for name, expected in run.plan.base.digests.items():

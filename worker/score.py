@@ -62,11 +62,7 @@ def score(run: ScoreRun, run_dir: Path) -> None:
 
 
 def load(base: Path, adapter: Path, dtype: torch.dtype, device: torch.device) -> PeftModel:
-    """Load the full-precision base with the adapter.
-
-    Raises:
-        ArtifactInvalid: ``ADAPTER_SHAPE_MISMATCH``: a layer of the adapter finds no layer of the base.
-    """
+    """Load the full-precision base with the adapter."""
     model = AutoModelForCausalLM.from_pretrained(
         base,
         dtype=dtype,

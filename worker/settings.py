@@ -24,11 +24,7 @@ DEFAULT_TRACKERS = (TrackerName.TENSORBOARD,)
 
 
 def parse_trackers(text: str) -> list[TrackerName]:
-    """Parse a comma-separated list of tracker names; return each once, in order. ``none`` means no tracker.
-
-    Raises:
-        ValueError: an unknown name.
-    """
+    """Parse a comma-separated list of tracker names; return each once, in order. ``none`` means no tracker."""
     names = [part.strip().lower() for part in text.split(",") if part.strip()]
     return [] if names == ["none"] else [TrackerName(name) for name in dict.fromkeys(names)]
 

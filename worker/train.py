@@ -126,17 +126,14 @@ def train(
 
 
 def resume_or_start(context: TrainingContext, resume: Path | None) -> Progress:
-    """Return the initial state of a run, or the state in which an earlier attempt left it.
-
-    Raises:
-        JobFailed: ``CHECKPOINT_MISSING``: a process does not have the checkpoint that the others resume from.
-    """
+    """Return the initial state of a run, or the state in which an earlier attempt left it."""
     refuse_missing(context.distributed, resume)
     if resume is None:
         reasons = inexact_reasons(context.environment, context.environment)
         return Progress(0, 0, [], token_budget=context.budget.tokens, run_id=new_run_id(), inexact_reasons=reasons)
-    parts = (context.plan, context.model, context.optimizer)
-    progress = load_checkpoint(resume, *parts, context.environment, context.base)
+    progress = load_checkpoint(
+        resume, context.plan, context.model, context.optimizer, context.environment, context.base
+    )
     if context.distributed.is_main:
         adopt_checkpoints(resume, context.run_dir)
     progress.token_budget = min(progress.token_budget, context.budget.tokens)  # this device may be a smaller one
@@ -256,16 +253,17 @@ def checkpoint(
     """
     probes = probes_now(context) if occasion is not Occasion.INTERIM else None
     if context.distributed.is_main and not checkpoint_at(context.run_dir, progress.step):
-        parts = (context.plan, context.model, context.tokenizer, context.optimizer)
-        made_on, base = context.environment, context.base
         try:
             with disk_errors():
                 folder = save_checkpoint(
                     context.run_dir,
-                    *parts,
+                    context.plan,
+                    context.model,
+                    context.tokenizer,
+                    context.optimizer,
                     progress,
-                    made_on,
-                    base,
+                    context.environment,
+                    context.base,
                     occasion=occasion,
                     carried=context.method.carried,
                     probes=probes,
@@ -327,9 +325,16 @@ def finish(
     probes = make_probes(context.data.probe_rows, context.model, context.device, window)
     folder = context.run_dir / ADAPTER_FOLDER
     if context.distributed.is_main:
-        parts = (context.model, context.tokenizer, context.plan, progress.step, folder, context.base)
         scores = context.run_dir / REFERENCE_NAME
-        manifest = save_adapter(*parts, digest_file(scores) if scores.exists() else None)
+        manifest = save_adapter(
+            context.model,
+            context.tokenizer,
+            context.plan,
+            progress.step,
+            folder,
+            context.base,
+            digest_file(scores) if scores.exists() else None,
+        )
         write_probes(context.run_dir, probes)
     # A kill after this loses no step. The adapter is written, so a full disk here does not harm the run.
     checkpoint(context, progress, telemetry, Occasion.INTERIM, optional=True)

@@ -184,11 +184,7 @@ IS_WANTED: dict[Only, Callable[[DataRow], bool]] = {
 
 
 def _parse(method: MethodType, line: bytes, number: int) -> tuple[TrainingRow, ...]:
-    """Return the chats of a line: one chat, or both chats of a pair.
-
-    Raises:
-        RowError: the line's fault.
-    """
+    """Return the chats of a line: one chat, or both chats of a pair."""
     if method is MethodType.DPO:
         return as_rows(parse_pair(line).record, number)
     if method is MethodType.KTO:

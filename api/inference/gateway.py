@@ -142,11 +142,8 @@ class Gateway:
             validate: checks the body and returns the one to send, once the request has been counted.
 
         Raises:
-            TooMany: ``RATE_LIMITED``, ``CONCURRENCY_LIMITED``.
-            InvalidRequest: ``REQUEST_INVALID``, ``GRAMMAR_TOO_LARGE``, ``GRAMMAR_TOO_DEEP``.
+            InvalidRequest: ``REQUEST_INVALID``.
             NotFound: ``MODEL_NOT_FOUND``.
-            Unavailable: ``SERVING_UNAVAILABLE``, ``BASE_NOT_SERVED``. And the errors that :func:`error_from_replica`
-                returns.
         """
         authenticated: Authenticated = request.scope[AUTHENTICATED]
         admission = await self.admit(request, key)
@@ -191,9 +188,6 @@ class Gateway:
     async def admit(self, request: Request, key: Key) -> Admission:
         """Count a request of a key; from here on every answer carries the state of its limits
         (`api/web/response_headers.py`).
-
-        Raises:
-            TooMany: ``RATE_LIMITED``, ``CONCURRENCY_LIMITED``.
         """
         try:
             admission = await self.limiter.admit(key)
@@ -321,7 +315,7 @@ async def choose_model(
         headers: the request's headers, which may name a session.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``, ``MODEL_UNCERTIFIED``.
+        NotFound: ``MODEL_NOT_FOUND``.
         InvalidRequest: ``REQUEST_INVALID``: it is not a name.
     """
     model = body.get("model")

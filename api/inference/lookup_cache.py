@@ -135,12 +135,7 @@ class LookupCache:
         database.after_write.append(self.invalidate)
 
     async def authenticate(self, secret: Secret) -> Key:
-        """Return the key of a secret.
-
-        Raises:
-            Unauthenticated: ``KEY_INVALID``: unknown or revoked; ``KEY_EXPIRED``; ``SIGN_IN_ENDED``.
-            Unavailable: ``DATABASE_UNAVAILABLE``.
-        """
+        """Return the key of a secret."""
         cached = await self._current()
         digest = _digest(secret)
         if (key := cached.keys.get(digest)) is None:
@@ -185,9 +180,6 @@ class LookupCache:
     async def recheck(self, secret: Secret) -> None:
         """Check an accepted secret again, from memory if nothing has changed. It stays accepted while the database is
         unavailable.
-
-        Raises:
-            Unauthenticated: ``KEY_INVALID``: revoked meanwhile; ``KEY_EXPIRED``; ``SIGN_IN_ENDED``.
         """
         if self.known_key(secret) is None and not self._is_down:
             with suppress(Unavailable):
@@ -200,10 +192,6 @@ class LookupCache:
     async def find(self, tenant: str, name: str) -> Destination | None:
         """Return the destination of a name as a tenant sees it: an alias, a published adapter or a foreign name; None
         if unknown.
-
-        Raises:
-            NotFound: ``MODEL_NOT_FOUND``: the target of a foreign name no longer exists.
-            Unavailable: ``DATABASE_UNAVAILABLE``.
         """
         cached = await self._current()
         destination = cached.destinations.get((tenant, name))
@@ -212,11 +200,7 @@ class LookupCache:
         return destination
 
     def is_base(self, name: str) -> bool:
-        """Return whether the catalogue has a base of this name, as of at most `POLL_SECONDS` ago.
-
-        Raises:
-            InvalidRequest: ``CATALOG_INVALID``.
-        """
+        """Return whether the catalogue has a base of this name, as of at most `POLL_SECONDS` ago."""
         now = time.monotonic()
         if now - self._bases_read_at >= POLL_SECONDS:
             self.served.set_bases(self.catalog())
@@ -224,12 +208,7 @@ class LookupCache:
         return self.served.is_base(name)
 
     async def check_offered(self, base: str) -> None:
-        """Refuse a merged model that no replica was measured with, or that failed on one. Others are always offered.
-
-        Raises:
-            NotFound: ``MODEL_UNCERTIFIED``.
-            Unavailable: ``DATABASE_UNAVAILABLE``.
-        """
+        """Refuse a merged model that no replica was measured with, or that failed on one. Others are always offered."""
         if (digest := self.served.merged_digest(base)) is None:
             return
         cached = await self._current()
@@ -244,9 +223,6 @@ class LookupCache:
         Args:
             what: identifies the list.
             render: reads and renders it, in a thread; one list at a time, so that the memory is bounded.
-
-        Raises:
-            Unavailable: ``DATABASE_UNAVAILABLE``.
         """
         cached = await self._current()
         if (body := cached.rendered.get(what)) is not None:
@@ -261,11 +237,7 @@ class LookupCache:
         return body
 
     def catalog(self) -> Catalog:
-        """Return the current catalogue; bases may be added while the API runs.
-
-        Raises:
-            InvalidRequest: ``CATALOG_INVALID``.
-        """
+        """Return the current catalogue; bases may be added while the API runs."""
         try:
             status = os.stat(self._catalog_path)  # noqa: PTH116, at every request
             stamp: object = (status.st_ino, status.st_mtime_ns, status.st_size)

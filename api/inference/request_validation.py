@@ -53,11 +53,7 @@ class BodyCheck:
 
 
 def validate(body: dict[str, Any], checks: Sequence[BodyCheck]) -> dict[str, Any]:
-    """Return the body as it is sent to a replica, after one check after the other.
-
-    Raises:
-        InvalidRequest: from the first check that refuses it.
-    """
+    """Return the body as it is sent to a replica, after one check after the other."""
     for body_check in checks:
         if not body_check.fields or not body.keys().isdisjoint(body_check.fields):
             body = body_check.check(body) or body
@@ -65,12 +61,7 @@ def validate(body: dict[str, Any], checks: Sequence[BodyCheck]) -> dict[str, Any
 
 
 def validate_chat(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of a chat completion as it is sent to a replica, if its messages can be intended.
-
-    Raises:
-        InvalidRequest: ``REQUEST_INVALID``: no messages, one without content, one by a role that chats do not have, or
-            tools that are not functions. ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``, ``RESPONSE_NOT_STORED``.
-    """
+    """Return the body of a chat completion as it is sent to a replica, if its messages can be intended."""
     return validate(body, CHAT)
 
 
@@ -78,21 +69,12 @@ def validate_completion(body: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a text completion unchanged, unless its prompt is empty or a field is wrong.
 
     A missing prompt is left for vLLM to refuse, since it also accepts a prompt as embeddings.
-
-    Raises:
-        InvalidRequest: ``REQUEST_INVALID``, ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
     """
     return validate(body, COMPLETION)
 
 
 def validate_response(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of a Responses API request as it is sent to a replica: nothing is stored.
-
-    Raises:
-        InvalidRequest: ``RESPONSE_NOT_STORED``. ``TOOL_UNSUPPORTED``: a tool that the server itself would run.
-            ``REQUEST_INVALID``: the input, or a message of it that is not the model's own, is empty. ``FIELD_UNKNOWN``,
-            ``FIELD_UNSUPPORTED``.
-    """
+    """Return the body of a Responses API request as it is sent to a replica: nothing is stored."""
     return validate(body, RESPONSE)
 
 

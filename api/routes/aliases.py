@@ -232,9 +232,6 @@ def author_of(caller: Caller) -> Author:
 def terms_of(services: Services, view: TenantView, caller: Caller, name: str, *, overrides: bool) -> Terms:
     """Return the caller's terms for moving an alias: whether it overrides the policy, and the bases that are served
     now.
-
-    Raises:
-        Forbidden: ``ROLE_INSUFFICIENT``: an override takes an admin.
     """
     if overrides:
         check_role(caller, Role.ADMIN)

@@ -151,8 +151,6 @@ def _start(services: Services, view: TenantView, body: CreateFineTuningJob) -> t
     """Return the base of a requested job, and whether ``model`` names a tuned model that the job continues from.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``, ``ADAPTER_NOT_FOUND``.
-        Conflict: ``CONTINUE_NOT_READY``.
         ContractRejected: ``CONTRACT_INVALID``: a second adapter to continue from.
     """
     named = body.mens.adapter.get("continue_from")
@@ -188,9 +186,6 @@ def _base(services: Services, view: TenantView, model: str | None) -> BaseModelE
     it.
 
     Without a model, :meth:`Catalog.get_default` chooses the base.
-
-    Raises:
-        NotFound: ``MODEL_NOT_FOUND``.
     """
     catalog = services.catalog()
     if model is None:

@@ -33,11 +33,7 @@ def cookie_name(settings: ApiSettings) -> str:
 
 
 def halves_of(settings: ApiSettings, scope: Scope) -> SignInHalves | None:
-    """Return both halves of a sign-in that a request carries; None if one is missing.
-
-    Raises:
-        Forbidden: ``SIGN_IN_CROSS_SITE``.
-    """
+    """Return both halves of a sign-in that a request carries; None if one is missing."""
     if not settings.console or not any(name == _RAW_HEADER for name, _ in scope["headers"]):
         return None
     headers = Headers(scope=scope)

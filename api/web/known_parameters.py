@@ -15,11 +15,7 @@ from api.errors import OLLAMA_PATHS, OPENAI_PATHS, UNKNOWN_PARAMETER
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Refuse a query with unknown parameters; a dependency of every native route.
-
-    Raises:
-        RequestValidationError: ``REQUEST_INVALID``, with the nearest name that the route has.
-    """
+    """Refuse a query with unknown parameters; a dependency of every native route."""
     if not request.query_params or request.scope["path"].startswith((*OPENAI_PATHS, OLLAMA_PATHS)):
         return
     names = known_parameters(request.scope["route"])

@@ -75,10 +75,7 @@ async def limited_receive(scope: Scope, receive: Receive, rule: BodyRule, second
         hold: counts the bytes of a body that is not streamed, before they arrive if their number is declared.
 
     Raises:
-        TooMany: from ``hold``.
-        TooLarge: ``BODY_TOO_LARGE``, ``FILE_TOO_LARGE``.
         TooSlow: ``REQUEST_TIMEOUT``. For a streamed body, the returned function raises them too.
-        InvalidRequest: from :func:`refuse_loose_json`.
         ClientDisconnect: the client has gone.
     """
     has_body, length = False, b"0"

@@ -87,11 +87,7 @@ async def authenticate(services: Services, scope: Scope) -> Authenticated:
     """Return the key of a request.
 
     Raises:
-        Unauthenticated: ``KEY_MISSING``, ``KEY_INVALID``, ``SIGN_IN_ENDED``.
-        Forbidden: ``SIGN_IN_CROSS_SITE``.
-        TooMany: ``AUTHENTICATION_THROTTLED``: the client's address has tried too many unknown keys, and this key is
-            unknown too.
-        Unavailable: ``DATABASE_UNAVAILABLE``.
+        Unauthenticated: ``KEY_MISSING``.
     """
     secret = _secret(services.settings, scope)
     lookup, failures = services.lookup, services.failed_authentications

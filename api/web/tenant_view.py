@@ -137,11 +137,7 @@ class TenantView:
         return EvalItems(self._services.database)
 
     def job(self, job_id: str) -> Job:
-        """Return a job. A caller who reads that the job succeeded finds its alias moved in the next request.
-
-        Raises:
-            NotFound: ``JOB_NOT_FOUND``.
-        """
+        """Return a job. A caller who reads that the job succeeded finds its alias moved in the next request."""
         job = self.jobs.get(job_id)
         if job.state is JobState.SUCCEEDED:
             self.lookup.invalidate()  # the worker has moved the alias, in another process

@@ -33,11 +33,7 @@ class Setting:
     folder: Path
 
     def part(self, module: str, part: str, *arguments: str) -> PartResult:
-        """Run a part of one of this package's programs in a separate process.
-
-        Raises:
-            VariantFailed: it ended with an error.
-        """
+        """Run a part of one of this package's programs in a separate process."""
         output = self.processes.run(
             Path(sys.executable),
             f"bench.acceptance.{module}",
@@ -54,11 +50,7 @@ class Setting:
         return {name: partial(self.part, module, name, *arguments) for name in names}
 
     def trainers(self, size: str, *, rows_per_batch: int, grad_accum: int, steps: int) -> Trainers:
-        """Make a base with random weights and rows for this many steps; peers run in this environment.
-
-        Raises:
-            VariantFailed: they cannot be made.
-        """
+        """Make a base with random weights and rows for this many steps; peers run in this environment."""
         request = InputsRequest(
             base=SHAPES[size],
             rows=rows_per_batch * grad_accum * steps,

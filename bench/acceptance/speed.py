@@ -71,11 +71,7 @@ class Speed:
         return PartResult({"tokens/s": outcome.tokens_per_second, "peak GB": outcome.peak_bytes / 1e9})
 
     def train_by_peer(self, variant: str, *modules: str) -> PartResult:
-        """Make one run of a peer that needs additional packages.
-
-        Raises:
-            PeerMissing: they are not installed and cannot be installed.
-        """
+        """Make one run of a peer that needs additional packages."""
         own, self._trainers.peers = self._trainers.peers, peers_python(*modules)
         try:
             return self.train(variant)

@@ -144,9 +144,6 @@ def accept(name: str, device: str, size: str, *, smoke: bool, seconds: float = S
 
     Returns:
         whether every part was done and every goal is met.
-
-    Raises:
-        BenchFailed: in a smoke run, a part has failed.
     """
     # CUDA does not survive a fork, and bitsandbytes starts it when it is imported.
     forked = smoke and device == "cpu"

@@ -43,9 +43,6 @@ class Processes(Protocol):
         Args:
             python: the interpreter.
             environment: variables to add.
-
-        Raises:
-            VariantFailed: the module ended with an error.
         """
         ...
 

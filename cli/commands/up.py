@@ -202,7 +202,6 @@ def start(stack: Stack, console: Console, stop: threading.Event | None = None, w
 
     Raises:
         Conflict: as :func:`reserve`.
-        StackFailed: see `cli/standalone/stack.py`.
     """
     reserve(stack, console)
     stack.start()
@@ -212,11 +211,7 @@ def start(stack: Stack, console: Console, stop: threading.Event | None = None, w
 
 
 def watch(stack: Stack, console: Console, stop: threading.Event) -> None:
-    """Print which programs end, restart and become ready again, until ``stop`` is set.
-
-    Raises:
-        StackFailed: supervisord keeps dying, or gave a program up.
-    """
+    """Print which programs end, restart and become ready again, until ``stop`` is set."""
     while not stop.wait(CHECK_SECONDS):
         for line in stack.new_events():
             print_with_time(console, line)
@@ -282,7 +277,7 @@ def reserve(stack: Stack, console: Console) -> None:
     """Lock the home folder for a stack and check that the API's port is free; a second call changes nothing.
 
     Raises:
-        Conflict: ``ALREADY_RUNNING`` or ``PORT_IN_USE``.
+        Conflict: ``PORT_IN_USE``.
     """
     with console.status("waiting for an earlier installation in this folder to stop"):
         stack.lock()

@@ -94,11 +94,7 @@ def describe_adapter_folder(folder: Path, trusted: Collection[str] | None) -> tu
 
 
 def describe_merged_folder(folder: Path, trusted: Collection[str] | None) -> tuple[str, Rows]:
-    """Return the digest of a verified merged model, and its lineage.
-
-    Raises:
-        ArtifactInvalid: ``BASE_DIGEST_MISMATCH``, ``BASE_FILE_UNKNOWN``, ``MODEL_UNSIGNED``, ``MODEL_SIGNATURE_INVALID``.
-    """
+    """Return the digest of a verified merged model, and its lineage."""
     manifest = read_model_manifest(folder)
     _check_folder_name(folder, MODEL_MANIFEST_NAME, manifest.digest)
     measured = verify_merged_folder(folder, manifest)
@@ -136,11 +132,7 @@ def _check_folder_name(folder: Path, manifest_name: str, digest: str) -> None:
 
 
 def verify_folder(folder: Path, trusted: Collection[str] | None) -> tuple[AdapterManifest, Signature | None]:
-    """Verify an adapter folder and return its manifest and signature.
-
-    Raises:
-        MensError: with the code of the fault; ``ADAPTER_UNSIGNED`` if a signature is required.
-    """
+    """Verify an adapter folder and return its manifest and signature."""
     path = folder / MANIFEST_NAME
     if not path.is_file():
         fail(f"{folder} contains no {MANIFEST_NAME}.")

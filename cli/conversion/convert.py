@@ -86,9 +86,6 @@ def convert_file(
         account: receives a line for each row.
         strict: write nothing if a row is dropped.
         progress: called with the number of rows read so far.
-
-    Raises:
-        InvalidRequest: the file cannot be read.
     """
     source = open_source(path, split, is_table=bool(rules.columns))
     report = ConversionReport(str(path), ConvertedMethod.SUPERVISED, file_form=source.form)

@@ -48,9 +48,6 @@ def download(adapter_id: str, folder: Path) -> Downloaded:
 
     Args:
         adapter_id: the full id, whose digest is the manifest's.
-
-    Raises:
-        ArtifactInvalid: the received files are not those that the id names.
     """
     connection = connect()
     base = f"/v1/adapters/{quote(adapter_id, safe='')}/files"

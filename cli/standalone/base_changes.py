@@ -13,11 +13,7 @@ from shared.settings import Settings
 
 
 def check_name(settings: Settings, name: str) -> None:
-    """Refuse an alias's name for a new base, as far as this machine can read the database.
-
-    Raises:
-        InvalidRequest: ``NAME_INVALID``.
-    """
+    """Refuse an alias's name for a new base, as far as this machine can read the database."""
     # An existing base keeps its name; the installation may be on another machine, or be started later.
     if any(base.name == name for base in load_catalog(settings.catalog_path).bases):
         return
@@ -62,7 +58,6 @@ def refuse_needed(settings: Settings, entry: BaseModelEntry) -> None:
 
     Raises:
         Conflict: ``MODEL_IN_USE``.
-        Unavailable: ``DATABASE_UNAVAILABLE``: the use cannot be determined.
     """
     twins = [
         base.name

@@ -69,11 +69,7 @@ class Filtering:
         return f"{STAGE} {self.label}"
 
     def with_content_digests(self) -> Filtering:
-        """Return the stage with the present digests of its files.
-
-        Raises:
-            ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.
-        """
+        """Return the stage with the present digests of its files."""
         return replace(self, files=find_files(self.files.path) or self.files)
 
     def parameters(self) -> dict[str, Any]:
@@ -90,7 +86,6 @@ class Filtering:
         """Write the rows that pass the filters. Lines that are not JSON objects are left out.
 
         Raises:
-            MensError: ``CORPUS_REDACTOR_FAILED``.
             Conflict: ``CORPUS_BUSY``.
         """
         dropped, redactions = Counter[str](), Counter[str]()

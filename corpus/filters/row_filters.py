@@ -55,11 +55,7 @@ class PersonalDataFilter:
         self.redactors = Redactors(redactors, key, folder)
 
     def judge(self, rows: Sequence[dict[str, Any]]) -> list[RowVerdict]:
-        """Return a verdict for each row.
-
-        Raises:
-            MensError: ``CORPUS_REDACTOR_FAILED``.
-        """
+        """Return a verdict for each row."""
         texts = [texts_of(row) for row in rows]
         result = self.redactors.redact([text for row_texts in texts for text in row_texts])
         if not result.counts:

@@ -87,11 +87,7 @@ _decode = msgspec.json.Decoder(ModelCompletion).decode
 
 
 def read_completion(content: bytes) -> tuple[ModelCompletion, bool]:
-    """Return a completion, and whether it contains only valid characters.
-
-    Raises:
-        ValueError: it is not a completion.
-    """
+    """Return a completion, and whether it contains only valid characters."""
     try:
         return _decode(content), True
     except (msgspec.DecodeError, UnicodeDecodeError):

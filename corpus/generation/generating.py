@@ -80,11 +80,7 @@ class Generation:
         return digests
 
     def plan(self, target: Path) -> list[PlannedRequests]:
-        """Return the largest number of requests to each model; nothing is sent.
-
-        Raises:
-            InvalidRequest: ``CORPUS_TERMS_UNSTATED``.
-        """
+        """Return the largest number of requests to each model; nothing is sent."""
         if not self.recipe.models:
             return []
         endpoints = self._model_rows.endpoints()
@@ -94,11 +90,8 @@ class Generation:
         """Write the rows.
 
         Raises:
-            NotFound: ``CORPUS_SOURCE_MISSING``: a file of a column.
             InvalidRequest: ``CORPUS_RECIPE_INVALID``: the recipe makes something that is not a training row.
-                ``CORPUS_TERMS_UNSTATED``, ``CORPUS_MODEL_REFUSED``, ``CORPUS_OUTPUT_EMPTY``.
-            Conflict: ``CORPUS_BUDGET_SPENT``: raised after the rows made within the budget were written.
-            Unavailable: ``CORPUS_MODEL_UNAVAILABLE``.
+                ``CORPUS_OUTPUT_EMPTY``.
         """
         mark = stage_mark(self.name, key)
         report = RunReport()

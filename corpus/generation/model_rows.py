@@ -154,31 +154,18 @@ class ModelRows:
             yield from _filtered(filters, batch, report)
 
     def endpoints(self) -> dict[str, ModelEndpoint]:
-        """Return the endpoint of each model.
-
-        Raises:
-            InvalidRequest: ``CORPUS_TERMS_UNSTATED``.
-        """
+        """Return the endpoint of each model."""
         endpoints = find_endpoints(self.recipe.models, self.access.remote, self.access.installation)
         require_terms(endpoints.values(), self.recipe.terms, accepted=self.access.accepts_terms)
         return endpoints
 
     def evals(self) -> list[EvalContent]:
-        """Return the evals whose items must not be in a row.
-
-        Raises:
-            NotFound: ``CORPUS_SOURCE_MISSING``.
-            InvalidRequest: ``CORPUS_RECIPE_INVALID``.
-        """
+        """Return the evals whose items must not be in a row."""
         files = self.recipe.decontaminate.files if self.recipe.decontaminate else []
         return [*self.access.evals, *(read_items(self.folder / file) for file in files)]
 
     def _judges(self, stack: ExitStack) -> tuple[Sandbox | None, ContainedCheckers]:
-        """Start the graders' sandbox and checkers, and check that each grader can run, before any request is sent.
-
-        Raises:
-            InvalidRequest: ``SANDBOX_UNAVAILABLE``, and the errors of :func:`check_runnable`.
-        """
+        """Start the graders' sandbox and checkers, and check that each grader can run, before any request is sent."""
         graders = [grader for column in self.recipe.model_columns for grader in column.graders]
         checkers = stack.enter_context(ContainedCheckers())
         sandbox = None
@@ -238,7 +225,6 @@ class ModelRows:
         """Return the instructions written by people, by column.
 
         Raises:
-            NotFound: ``CORPUS_SOURCE_MISSING``.
             InvalidRequest: ``CORPUS_RECIPE_INVALID``: a column has fewer than six.
         """
         pools = {}

@@ -66,10 +66,6 @@ def sampler_of(column: ColumnSpec, seed: int, folder: Path) -> Sampler:
 
     Args:
         folder: the recipe's folder, which file names are relative to.
-
-    Raises:
-        NotFound: ``CORPUS_SOURCE_MISSING``: a file.
-        InvalidRequest: ``CORPUS_RECIPE_INVALID``: a file without lines, or with a line that is not a JSON object.
     """
     sampler: Sampler = _SAMPLERS[type(column)](column, _Draws(seed, column.name), folder)
     return sampler

@@ -31,11 +31,7 @@ class CheckedCode:
 
 
 def checked_codes(record: Record, languages: Sequence[str], checkers: ContainedCheckers) -> Iterator[CheckedCode]:
-    """Check the blocks of code of a row's last answer one by one, so that a caller can stop at the first fault.
-
-    Raises:
-        Unavailable: ``CHECKER_FAILED``.
-    """
+    """Check the blocks of code of a row's last answer one by one, so that a caller can stop at the first fault."""
     for language, code, is_whole in codes_of(record, languages):
         check = checkers.check(language, code)
         faults = _unreadable(check)

@@ -168,12 +168,7 @@ class MeasuredRows:
 
 
 def measure_file(path: Path, languages: Sequence[str]) -> MeasuredRows:
-    """Read a training file, and check the code in its answers.
-
-    Raises:
-        InvalidRequest: ``CHECKER_NOT_FOUND``.
-        Unavailable: ``CHECKER_FAILED``.
-    """
+    """Read a training file, and check the code in its answers."""
     for language in languages:
         require_language(language)
     kinds = {language: construct_kinds(language) for language in languages}

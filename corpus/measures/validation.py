@@ -46,13 +46,7 @@ class ValidationReport(msgspec.Struct):
 
 
 def validate(path: Path, out: Path, languages: Sequence[str]) -> ValidationReport:
-    """Write the valid rows of a file with their provenance, and the invalid rows with code and reason.
-
-    Raises:
-        InvalidRequest: ``CHECKER_NOT_FOUND``, ``PATH_INVALID``.
-        Conflict: ``CORPUS_BUSY``.
-        Unavailable: ``CHECKER_FAILED``.
-    """
+    """Write the valid rows of a file with their provenance, and the invalid rows with code and reason."""
     for language in languages:
         require_language(language)
     report, dropped = ValidationReport(), Counter[str]()

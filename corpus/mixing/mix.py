@@ -77,12 +77,6 @@ def run_mix(
 
         dry_run: whether to return before anything is written.
         digest: function that digests the sources and the earlier output.
-
-    Raises:
-        NotFound: ``CORPUS_SOURCE_MISSING``.
-        InvalidRequest: ``CORPUS_RECIPE_INVALID``, ``CORPUS_SOURCE_EMPTY``, ``CORPUS_OUTPUT_EMPTY``.
-        ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.
-        Conflict: ``CORPUS_BUSY``.
     """
     folder = root or config.parent
     output = Path(os.path.normpath(folder / mix.output))

@@ -67,11 +67,7 @@ class Pairing:
         return {"rules": rules, "wording": digest_json(wording())}
 
     def inputs(self) -> dict[str, str]:
-        """Return the digest of each source.
-
-        Raises:
-            NotFound: ``CORPUS_SOURCE_MISSING``.
-        """
+        """Return the digest of each source."""
         digests = {}
         for number, source in enumerate(self.sources):
             index = read_index(source)
@@ -85,10 +81,7 @@ class Pairing:
         """Write the rows.
 
         Raises:
-            NotFound: ``CORPUS_SOURCE_MISSING``.
-            ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.
             InvalidRequest: ``CORPUS_SOURCE_EMPTY``: no rule makes a row from any unit.
-            Unavailable: ``CHECKER_FAILED``.
         """
         shards = [shard for source in self.sources for shard in checked_shards(source)]
         rows, left_out, seen = Counter[str](), Counter[str](), set[str]()

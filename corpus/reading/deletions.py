@@ -24,9 +24,8 @@ def compare_keys(spec: PullSpec, address: SourceAddress, folder: Path) -> int:
     """Write the keys of pulled rows that the query no longer returns. Returns their number.
 
     Raises:
-        InvalidRequest: ``CORPUS_QUERY_INVALID``.
         Conflict: ``CORPUS_BUSY``.
-        Unavailable: ``CORPUS_SOURCE_UNREACHABLE``, ``STORAGE_FULL``.
+        Unavailable: ``STORAGE_FULL``.
     """
     with claimed(folder, is_folder=True):
         state = read_state(folder)

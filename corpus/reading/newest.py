@@ -17,8 +17,6 @@ def write_newest(folder: Path, output: Path) -> int:
     A key has no row if its newest version was left out by a filter, or if it was deleted or retracted.
 
     Raises:
-        NotFound: ``CORPUS_SOURCE_MISSING``: the folder does not hold a complete pull.
-        ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.
         Conflict: ``CORPUS_BUSY``.
         Unavailable: ``STORAGE_FULL``, ``STORAGE_UNAVAILABLE``.
     """

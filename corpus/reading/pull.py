@@ -99,11 +99,9 @@ def pull(
         snapshot_seconds: time after which the pull continues in a new transaction.
 
     Raises:
-        InvalidRequest: ``CORPUS_QUERY_INVALID``, ``CORPUS_KEY_NOT_UNIQUE``, ``CORPUS_WATERMARK_NULL``,
-            ``CORPUS_COLUMN_UNSUPPORTED``, ``CORPUS_RECIPE_INVALID``, ``CORPUS_REDACTOR_UNKNOWN``, ``CORPUS_SOURCE_EMPTY``.
-        Conflict: ``CORPUS_STATE_MISMATCH``, ``CORPUS_BUSY``.
-        Unavailable: ``CORPUS_SOURCE_UNREACHABLE``, ``STORAGE_FULL``: what is written stays, and the next pull continues.
-        MensError: ``CORPUS_REDACTOR_FAILED``.
+        InvalidRequest: ``CORPUS_KEY_NOT_UNIQUE``, ``CORPUS_COLUMN_UNSUPPORTED``, ``CORPUS_SOURCE_EMPTY``.
+        Conflict: ``CORPUS_BUSY``.
+        Unavailable: ``STORAGE_FULL``: what is written stays, and the next pull continues.
     """
     personal_data = PersonalDataFilter(spec.redact, redaction_key.value if redaction_key else None, rules_folder)
     query = spec.digest(personal_data.redactors.digests)

@@ -47,12 +47,7 @@ class RowTemplate:
             ) from None
 
     def fill(self, values: Sequence[Any]) -> dict[str, Any]:
-        """Return the training row for a table's row. A label whose column is null is left out.
-
-        Raises:
-            MissingValue: a column is null where a text needs it.
-            InvalidRequest: ``CORPUS_COLUMN_UNSUPPORTED``.
-        """
+        """Return the training row for a table's row. A label whose column is null is left out."""
         filled = {key: leaf(values) for key, leaf in self._leaves.items()}
         return {key: value for key, value in filled.items() if value is not None}
 

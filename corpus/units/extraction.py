@@ -96,7 +96,6 @@ class Extraction:
 
         Raises:
             InvalidRequest: ``CORPUS_SOURCE_EMPTY``: no file has a unit.
-            Unavailable: ``CHECKER_FAILED``.
         """
         left_out = Counter(self._left_out)
         kinds: Counter[str] = Counter()

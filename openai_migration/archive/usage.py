@@ -28,8 +28,6 @@ def requests_by_model(client: OpenAIClient, today: date) -> Counter[str]:
 
     Raises:
         Forbidden: the key is not an admin key.
-        Unauthenticated: the key was refused.
-        Unavailable: OpenAI does not respond.
     """
     start = datetime.combine(today - timedelta(days=DAYS), time(), UTC)
     # OpenAI's own clients write lists in a query with brackets.

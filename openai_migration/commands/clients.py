@@ -34,11 +34,7 @@ KeyVariables = Annotated[
 
 
 def read_keys(variables: list[str]) -> list[ProjectKey]:
-    """Return the keys in the given variables; on a terminal, prompt for a variable that is not set.
-
-    Raises:
-        Unauthenticated: a key is missing or malformed.
-    """
+    """Return the keys in the given variables; on a terminal, prompt for a variable that is not set."""
 
     def prompt(variable: str) -> str:
         return str(typer.prompt(f"{variable} (not shown)", hide_input=True, err=True))

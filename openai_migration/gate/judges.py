@@ -51,9 +51,6 @@ class Judges:
 
     def seated(self, grader: Grader) -> Grader:
         """Return the grader with its models replaced by this installation's judge models.
-
-        Raises:
-            InvalidRequest: ``GRADER_UNSUPPORTED``: one of its models has no counterpart.
         Conflict: the judge is an alias that is split.
         """
         if isinstance(grader, MultiGrader):
@@ -102,9 +99,6 @@ def find_judges(client: httpx.Client, names: Iterable[str], choices: Mapping[str
 
     Args:
         choices: the user's choices, by the name in graders; the empty name stands for all other names.
-
-    Raises:
-        Unauthenticated, Forbidden, Unavailable: as :func:`resolve`.
     """
     served: dict[str, str] = {}
     refused: dict[str, MensError] = {}

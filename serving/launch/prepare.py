@@ -108,8 +108,7 @@ def check_signature(settings: ServingSettings, entry: BaseModelEntry, folder: Pa
     Other bases have no signature: the operator chooses them by digest.
 
     Raises:
-        ArtifactInvalid: ``MODEL_UNSIGNED``, ``MODEL_SIGNATURE_INVALID``; ``BASE_DIGEST_MISMATCH``: the signed manifest
-            does not describe the files that are served.
+        ArtifactInvalid: ``BASE_DIGEST_MISMATCH``: the signed manifest does not describe the files that are served.
     """
     is_merged = entry.merged_from is not None or (folder / MODEL_MANIFEST_NAME).exists()
     if settings.serving_trusted_keys is None or not is_merged:

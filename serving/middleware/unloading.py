@@ -79,7 +79,6 @@ class Unloader:
             Whether the adapter is unloaded, and the number of its requests still in flight.
 
         Raises:
-            InvalidRequest: ``NAME_INVALID``.
             Conflict: ``ADAPTER_STILL_STORED``: the storage has the adapter, from the beginning or because it was
                 published again meanwhile.
         """

@@ -50,9 +50,6 @@ thousands of fields.
 def parse_description(raw: bytes) -> SidecarV2 | SidecarV3 | PeftOptions:
     """Parse the file next to the weights: PEFT's options, which have a ``peft_type``, or one of the original's
     sidecars.
-
-    Raises:
-        ArtifactInvalid: ``ADAPTER_IMPORT_FORMAT``, naming the field.
     """
     try:
         content = json.loads(raw[: MAX_SIDECAR_BYTES + 1])
@@ -81,9 +78,8 @@ def original_contents(request: ImportRequest, original_sidecar: SidecarV2 | Side
     """Read and check an adapter in the original's format; return its contents under PEFT's names.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``, ``ADAPTER_BASE_MISMATCH``, ``ADAPTER_DIGEST_MISMATCH``,
-            ``NOT_SERVABLE_HEAD``, ``ADAPTER_DTYPE_UNSUPPORTED``, ``ADAPTER_VALUES_INVALID`` or ``SAFETENSORS_INVALID``,
-            naming what is wrong.
+        ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``, ``ADAPTER_BASE_MISMATCH`` or ``ADAPTER_DIGEST_MISMATCH``, naming
+            what is wrong.
     """
     from safetensors.numpy import load_file  # missing where only the control plane is installed
 

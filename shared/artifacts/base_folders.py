@@ -82,7 +82,6 @@ def stored_manifest(storage: Storage, digest: str) -> ModelManifest:
     """Read the manifest of a stored merged model.
 
     Raises:
-        NotFound: the model is not stored.
         ArtifactInvalid: ``BASE_DIGEST_MISMATCH``.
     """
     raw = storage.manifest_bytes("models", digest, MODEL_MANIFEST_NAME)

@@ -82,11 +82,7 @@ class FolderStorage(Storage):
         return self.root / "blobs" / "sha256" / sha256[:2] / sha256
 
     def folder(self, kind: ArtifactKind, digest: str) -> Path:
-        """Return the folder of an artifact, existing or not.
-
-        Raises:
-            NotFound: ``STORAGE_OBJECT_MISSING``: not a digest.
-        """
+        """Return the folder of an artifact, existing or not."""
         check_digest(digest)
         return self.root / kind / digest
 

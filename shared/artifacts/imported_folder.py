@@ -141,11 +141,7 @@ def keeps_head(key: str, b: Any, base: TargetBase) -> bool:
 
 
 def write_imported(request: ImportRequest, contents: Contents, base: TargetBase, target: Path) -> Imported:
-    """Write the adapter's three files into a new folder, and verify them against the base.
-
-    Raises:
-        ArtifactInvalid: a code of :func:`verify_adapter`, naming what is wrong.
-    """
+    """Write the adapter's three files into a new folder, and verify them against the base."""
     from safetensors.numpy import save_file  # missing where only the control plane is installed
 
     target.mkdir(parents=True)

@@ -202,9 +202,8 @@ def verify_adapter(folder: Path, manifest: AdapterManifest, base_tensors: dict[s
         base_tensors: the base model's tensors; when given, every A and B must fit its base tensor.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_DIGEST_MISMATCH``, ``ADAPTER_SHAPE_MISMATCH``, ``ADAPTER_DTYPE_UNSUPPORTED``,
-            ``ADAPTER_VALUES_INVALID``, ``ADAPTER_NOT_SERVABLE``, ``ADAPTER_MANIFEST_INVALID`` or
-            ``SAFETENSORS_INVALID``, naming the file or tensor.
+        ArtifactInvalid: ``ADAPTER_DIGEST_MISMATCH``, ``ADAPTER_SHAPE_MISMATCH``, ``ADAPTER_NOT_SERVABLE``
+            or ``ADAPTER_MANIFEST_INVALID``, naming the file or tensor.
     """
     for name, expected in manifest.files.items():
         path = folder / name

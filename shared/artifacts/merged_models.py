@@ -39,7 +39,7 @@ def verify_merged_folder(folder: Path, manifest: ModelManifest) -> MergeFidelity
     """Check every file of a merged model's folder; return its measured fidelity if that file exists.
 
     Raises:
-        ArtifactInvalid: ``BASE_DIGEST_MISMATCH`` or ``BASE_FILE_UNKNOWN`` naming the first file that has changed.
+        ArtifactInvalid: ``BASE_DIGEST_MISMATCH``, naming the first file that has changed.
     """
     refuse_unknown_files(folder)
     for name in sorted({path.name for path in model_files(folder)} | manifest.files.keys()):
@@ -66,9 +66,6 @@ def verify_model_signature(
 ) -> Signature | None:
     """Check the signature next to a merged model's manifest; return None if it is unsigned and no signature is
     required.
-
-    Raises:
-        ArtifactInvalid: ``MODEL_UNSIGNED``, ``MODEL_SIGNATURE_INVALID``.
     """
     path = folder / MERGED_MODEL.signature_name
     if path.is_file():

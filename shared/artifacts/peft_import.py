@@ -60,8 +60,7 @@ def peft_contents(request: ImportRequest, options: PeftOptions, base: TargetBase
 
     Raises:
         ArtifactInvalid: ``ADAPTER_NOT_SERVABLE``: it changes layers that vLLM does not adapt;
-            ``ADAPTER_IMPORT_INCOMPLETE``, ``NOT_SERVABLE_HEAD``, ``ADAPTER_IMPORT_FORMAT``, ``ADAPTER_SHAPE_MISMATCH``,
-            ``ADAPTER_DTYPE_UNSUPPORTED``, ``ADAPTER_VALUES_INVALID`` or ``SAFETENSORS_INVALID``, naming what is wrong.
+            ``ADAPTER_IMPORT_INCOMPLETE`` or ``ADAPTER_SHAPE_MISMATCH``, naming what is wrong.
     """
     options.refuse_unservable()
     stored = read_tensors(request.weights)
@@ -252,7 +251,7 @@ def to_one_scale(pairs: Pairs, options: PeftOptions, matcher: ModuleMatcher) -> 
 
     Raises:
         ArtifactInvalid: ``ADAPTER_SHAPE_MISMATCH``: a layer's factors do not have the rank in the config;
-            ``ADAPTER_IMPORT_INCOMPLETE``: the weights hold a layer that PEFT would not load; ``ADAPTER_IMPORT_FORMAT``.
+            ``ADAPTER_IMPORT_INCOMPLETE``: the weights hold a layer that PEFT would not load.
     """
     sizes = {module: _size(module, *pair, matcher) for module, pair in pairs.items()}
     rank, alpha = max(sizes.values())

@@ -80,11 +80,7 @@ class Signature(BaseModel):
 
 
 def make_key(path: Path) -> str:
-    """Write a new private key (PEM, readable by its owner alone); return the public key, base64.
-
-    Raises:
-        FileExistsError: the file exists; a key is never overwritten.
-    """
+    """Write a new private key (PEM, readable by its owner alone); return the public key, base64."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -130,9 +126,6 @@ def verify_signature(
         raw: the file's content.
         manifest_digest: SHA-256 of the manifest that must have been signed.
         trusted_keys: public keys, base64, one of which must have signed; None: any key.
-
-    Raises:
-        ArtifactInvalid: ``ADAPTER_SIGNATURE_INVALID``, or ``MODEL_SIGNATURE_INVALID`` for a merged model.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

@@ -52,27 +52,15 @@ class BlobWriter(Protocol):
         ...
 
     def write(self, chunk: bytes) -> None:
-        """Append bytes to the blob.
-
-        Raises:
-            Unavailable: ``STORAGE_FULL``.
-        """
+        """Append bytes to the blob."""
         ...
 
     def finish(self) -> str:
-        """Make the bytes durable; nothing may be written afterwards. Returns their SHA-256, which is the blob's name.
-
-        Raises:
-            Unavailable: ``STORAGE_FULL``.
-        """
+        """Make the bytes durable, and return their SHA-256, the blob's name; nothing may be written afterwards."""
         ...
 
     def commit(self) -> str:
-        """Make the blob visible, and durable if :meth:`finish` was not called; return its SHA-256.
-
-        Raises:
-            Unavailable: ``STORAGE_FULL``.
-        """
+        """Make the blob visible, and durable if :meth:`finish` was not called; return its SHA-256."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -105,11 +93,7 @@ class Storage(Protocol):
         ...
 
     def open_blob(self, sha256: str) -> BinaryIO:
-        """Open a blob as a stream, which the caller closes.
-
-        Raises:
-            NotFound: ``STORAGE_OBJECT_MISSING``.
-        """
+        """Open a blob as a stream, which the caller closes."""
         ...
 
     def local_file(self, sha256: str, *, verify: bool = False) -> AbstractContextManager[Path]:
@@ -118,10 +102,6 @@ class Storage(Protocol):
         Args:
             sha256: the blob's name.
             verify: whether to read the bytes and compare them with the name.
-
-        Raises:
-            NotFound: ``STORAGE_OBJECT_MISSING``.
-            ArtifactInvalid: ``STORAGE_OBJECT_MISSING``: the bytes are not those that were stored (``verify`` only).
         """
         ...
 
@@ -138,38 +118,20 @@ class Storage(Protocol):
             source: folder that holds the files.
             names: plain names of the files other than the manifest.
             manifest: name of the manifest file.
-
-        Raises:
-            NotFound: ``STORAGE_OBJECT_MISSING``: not a digest.
-            Unavailable: ``STORAGE_FULL``.
         """
         ...
 
     def fetch_folder(self, kind: ArtifactKind, digest: str, names: list[str], target: Path) -> None:
-        """Copy an artifact's named files into an existing folder of the caller's own.
-
-        Raises:
-            NotFound: ``STORAGE_OBJECT_MISSING``.
-            ArtifactInvalid: ``ADAPTER_MANIFEST_INVALID``: a name that is not a plain file of the artifact.
-            Unavailable: ``STORAGE_FULL``: the target's disk is full.
-        """
+        """Copy an artifact's named files into an existing folder of the caller's own."""
         ...
 
     def open_file(self, kind: ArtifactKind, digest: str, name: str) -> BinaryIO:
-        """Open one of an artifact's files as a stream, which the caller closes.
-
-        Raises:
-            NotFound: ``STORAGE_OBJECT_MISSING``.
-            ArtifactInvalid: ``ADAPTER_MANIFEST_INVALID``, as above.
-        """
+        """Open one of an artifact's files as a stream, which the caller closes."""
         ...
 
     def manifest_bytes(self, kind: ArtifactKind, digest: str, manifest: str) -> bytes:
         """Read the artifact's manifest. One longer than ``MAX_MANIFEST_BYTES`` is truncated, so that its digest cannot
         match.
-
-        Raises:
-            NotFound: ``STORAGE_OBJECT_MISSING``: never stored, not completely stored, or unpublished.
         """
         ...
 

@@ -56,7 +56,6 @@ class ContainedCheckers:
         so.
 
         Raises:
-            InvalidRequest: ``CHECKER_NOT_FOUND``.
             Unavailable: ``CHECKER_FAILED``: the checker has a fault of its own, or its process cannot be started.
         """
         too_long, answer = self._answer(language, text, {})

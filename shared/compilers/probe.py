@@ -60,11 +60,7 @@ def attack_program(target: Target) -> str:
 
 
 def attack_compiler() -> tuple[Attack, ...]:
-    """Try every attack from within a compiler.
-
-    Raises:
-        Unavailable: ``SANDBOX_FAILED``: no compiler runs here.
-    """
+    """Try every attack from within a compiler."""
     with Sandbox(LEVEL, PROBE_LIMITS, parallel=1) as sandbox, targets() as target:
         ran = run_compiler(TAKEN_OVER, attack_program(target), sandbox)
     try:

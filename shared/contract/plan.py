@@ -206,8 +206,7 @@ def plan_finetune(
         parent: the adapter that the run starts from, if any.
 
     Raises:
-        ContractRejected: a refusal's code, ``CONTRACT_UNSUPPORTED``, or ``CORPUS_TOO_SMALL`` when a curriculum leaves
-            an epoch without rows; with the field's path.
+        ContractRejected: a refusal's code, or ``CONTRACT_UNSUPPORTED``; with the field's path.
     """
     facts = context or replace(UNKNOWN, rows=train.rows)
     contract = with_preference(settled(contract))

@@ -100,10 +100,6 @@ def check_refusals(contract: FineTuneContract, context: RefusalContext) -> list[
 
     Returns:
         Notes for the operator on allowed but noteworthy settings.
-
-    Raises:
-        ContractRejected: the contract is refused, with the code of the first refusal that applies; ``UNKNOWN_BACKEND``
-            if ``force_kernel`` is not a backend.
     """
     for refusal in REFUSALS:
         if refusal.applies(contract, context):

@@ -69,7 +69,6 @@ class Deletions:
 
         Raises:
             NotFound: ``MODEL_NOT_FOUND``.
-            Forbidden: ``TENANT_FORBIDDEN``: it is shared.
             Conflict: ``MODEL_IN_USE`` by aliases or jobs, which ``details`` names.
         """
         with self._db.write() as session:

@@ -83,10 +83,6 @@ class Jobs:
 
         Raises:
             Conflict: ``IDEMPOTENCY_CONFLICT``: the key was used with another request.
-            NotFound: ``ADAPTER_NOT_FOUND``: the adapter that the job reads has been deleted. ``EVAL_NOT_FOUND``: the
-                eval has been deleted. ``MODEL_NOT_FOUND``: a model that an evaluation uses has been deleted.
-            TooMany: ``QUEUED_JOBS_LIMITED``.
-            Forbidden: ``GPU_MINUTES_EXHAUSTED``.
         """
         if replayed := self._replayed(submission):
             return replayed, False
@@ -220,7 +216,6 @@ class Jobs:
 
         Raises:
             NotFound: ``JOB_NOT_FOUND``.
-            Forbidden: ``TENANT_FORBIDDEN``.
             Conflict: ``JOB_STATE_CONFLICT``: it has finished, or is already being cancelled.
         """
         return self._request(job_id, Verb.CANCEL, "cancel")
@@ -230,7 +225,6 @@ class Jobs:
 
         Raises:
             NotFound: ``JOB_NOT_FOUND``.
-            Forbidden: ``TENANT_FORBIDDEN``.
             Conflict: ``JOB_STATE_CONFLICT``.
         """
         return self._request(job_id, Verb.PAUSE, "pause")
@@ -240,9 +234,6 @@ class Jobs:
 
         Raises:
             NotFound: ``JOB_NOT_FOUND``.
-            Forbidden: ``TENANT_FORBIDDEN``, ``GPU_MINUTES_EXHAUSTED``.
-            Conflict: ``JOB_STATE_CONFLICT``.
-            TooMany: ``QUEUED_JOBS_LIMITED``.
         """
         with self._db.write() as session:
             row = self._own_row(session, job_id)
@@ -258,7 +249,6 @@ class Jobs:
 
         Raises:
             NotFound: ``JOB_NOT_FOUND``.
-            Forbidden: ``TENANT_FORBIDDEN``.
             Conflict: ``JOB_STATE_CONFLICT``: it has finished.
         """
         with self._db.write() as session:
@@ -390,11 +380,7 @@ def job_row(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
 
 
 def transition(session: Session, row: JobRow, verb: Verb, now: datetime, *events: NewEvent) -> None:
-    """Apply a verb to a job's row, which this transaction holds: state, times and events are written together.
-
-    Raises:
-        Conflict: ``JOB_STATE_CONFLICT``.
-    """
+    """Apply a verb to a job's row, which this transaction holds: state, times and events are written together."""
     state = next_state(row.id, JobState(row.state), verb)
     # In the transaction that ends the attempt, so that its GPU time is neither lost nor counted twice.
     if row.state == JobState.RUNNING and state is not JobState.RUNNING:

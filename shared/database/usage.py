@@ -96,11 +96,7 @@ class Usage:
         self._db = database
 
     def add(self, amounts: Mapping[UsageAccount, Amount]) -> None:
-        """Add counts to the rows.
-
-        Raises:
-            Unavailable: ``DATABASE_UNAVAILABLE``.
-        """
+        """Add counts to the rows."""
         if not amounts:
             return
         insert = sqlite.insert if self._db.is_sqlite else postgresql.insert

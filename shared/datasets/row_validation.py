@@ -102,12 +102,7 @@ def decode_line(line: bytes) -> Record:
 
 
 def decode_strictly(line: bytes) -> Record:
-    """Decode a line in Mens' own form.
-
-    Raises:
-        msgspec.DecodeError: it is not JSON; its subclass ``ValidationError``: it has to be translated
-        (``written_rows.py``).
-    """
+    """Decode a line in Mens' own form."""
     record = decode(line)
     refuse_foreign_tools(record)
     return record

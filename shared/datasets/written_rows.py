@@ -134,7 +134,6 @@ def translate(line: bytes) -> Translated:
     Raises:
         RowError: a part other than text, an old form together with its successor, or a function's turn without its
             call.
-        msgspec.DecodeError: the line is not JSON, or a known key has another type.
     """
     written = _decode_record(line)
     row = _decode_keys(line)
@@ -169,11 +168,7 @@ def translate(line: bytes) -> Translated:
 
 
 def translate_tools(translated: Translated) -> None:
-    """Convert the tools and the calls of a translated row to the form of the chat API.
-
-    Raises:
-        RowError: ``ROW_TOOL_INVALID``.
-    """
+    """Convert the tools and the calls of a translated row to the form of the chat API."""
     record = translated.record
     tools = translated_tools(record.tools, translated.conversions.add)
     messages = translated_turns(record.messages, tools, translated.conversions.add)

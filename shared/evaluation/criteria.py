@@ -49,8 +49,8 @@ def check_eval(spec: EvalSpec) -> None:
     """Check that the criteria of an eval can judge items of its schema.
 
     Raises:
-        InvalidRequest: ``EVAL_INVALID``: the schema is invalid, or a template names a field that it lacks.
-            ``GRADER_INVALID``: as :func:`shared.graders.grading.check_runnable`; ``param`` names the criterion.
+        InvalidRequest: ``EVAL_INVALID``: the schema is invalid, or a template names a field that it lacks. ``param``
+            names the criterion.
     """
     config = spec.data_source_config
     if isinstance(config, CustomConfig):

@@ -94,10 +94,6 @@ def plan_run(
 
     Args:
         seed: seed for a run that names none.
-
-    Raises:
-        InvalidRequest: ``GRADER_INVALID``: a criterion needs several answers together, but each is sampled and judged
-            alone; or it compares two models, and the run has one.
     """
     source = run.data_source
     wire = source.model_dump(mode="json", exclude_none=True)

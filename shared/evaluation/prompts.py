@@ -34,8 +34,7 @@ def messages_of(prompt: InputMessages, item: Mapping[str, Any]) -> list[dict[str
     """Return the messages to send to a model for an item.
 
     Raises:
-        InvalidRequest: ``GRADER_VARIABLE_INVALID``: a path leads nowhere. ``GRADER_UNSUPPORTED``: an image or a
-            recording. ``EVAL_ITEMS_INVALID``: the item's value there is not a list of messages.
+        InvalidRequest: ``EVAL_ITEMS_INVALID``: the item's value there is not a list of messages.
     """
     if isinstance(prompt, MessageTemplate):
         return [{"role": turn.role, "content": message_text(turn, item, {})} for turn in prompt.template]

@@ -27,9 +27,7 @@ def require_code_check(check: CodeCheck, sandbox: Sandbox | None) -> None:
     """Raise an error unless code can be checked here.
 
     Raises:
-        InvalidRequest: ``CHECKER_NOT_FOUND``; ``SANDBOX_UNAVAILABLE``: the check needs a compiler, and no sandbox here
-            can confine it.
-        Unavailable: ``CHECKER_FAILED``: a compiler's package has a fault.
+        InvalidRequest: ``SANDBOX_UNAVAILABLE``: the check needs a compiler, and no sandbox here can confine it.
     """
     language = compiled_language(check)
     if language is None:
@@ -58,7 +56,6 @@ def passes_code_check(
 
     Raises:
         InvalidRequest: as :func:`require_code_check`.
-        Unavailable: ``CHECKER_FAILED``, ``SANDBOX_FAILED``.
     """
     require_code_check(check, sandbox)
     if (language := compiled_language(check)) and sandbox:

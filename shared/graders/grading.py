@@ -82,9 +82,6 @@ def has_code(grader: Grader) -> bool:
 def require_compilers(graders: Iterable[Grader], sandbox: Sandbox) -> None:
     """Raise an error unless the compilers of these graders may run in a sandbox; call it before the first answer is
     judged.
-
-    Raises:
-        InvalidRequest: ``SANDBOX_UNAVAILABLE``.
     """
     for part in (part for grader in graders for part in _python_parts(grader)):
         if isinstance(part.mens, CodeCheck) and _is_compiled(part):
@@ -115,10 +112,7 @@ def check_runnable(grader: Grader, sandbox: Sandbox | None = None, *, embeds: bo
 
     Raises:
         InvalidRequest: ``SANDBOX_UNAVAILABLE``: it runs code or a compiler, and has no sandbox to run it in.
-            ``GRADER_UNSUPPORTED``. ``GRADER_INVALID``: an invalid regular expression or JSON Schema.
-            ``CHECKER_NOT_FOUND``. ``GRADER_SOURCE_INVALID``, ``GRADER_TIMEOUT``: code that does not compile, or does
-            not reach its function.
-        Unavailable: ``SANDBOX_FAILED``.
+            ``GRADER_UNSUPPORTED``.
     """
     if isinstance(grader, MultiGrader):
         for part in grader.graders.values():
@@ -187,7 +181,6 @@ def grade(
         InvalidRequest: the errors of :func:`check_runnable`, the templates, formulas, checks, model graders and
             :meth:`shared.sandbox.client.Sandbox.grade`; ``GRADER_UNSUPPORTED`` without ``ask``. Also the errors of
             ``ask`` and ``embed``.
-        Unavailable: ``SANDBOX_FAILED``: not the answer's fault, so it does not get a score.
     """
     if isinstance(grader, StringCheck):
         return Grade(_string_check(grader, item, sample))

@@ -117,12 +117,7 @@ class Findings:
         return [f"{finding}: the validation loss is lower than on new rows."]
 
     def refuse(self) -> None:
-        """Refuse the job if rows cannot be trained, validated on or replayed.
-
-        Raises:
-            DatasetInvalid: ``TEMPLATE_UNSUPPORTED``, ``EMBEDDING_ROW_MISSING`` or ``NOTHING_SUPERVISED``, with line
-                numbers; ``PREFERENCES_CONTRADICT``, ``KTO_ONE_LABEL``.
-        """
+        """Refuse the job if rows cannot be trained, validated on or replayed."""
         refuse_contradictions(self.data.training.preferences, "data.train_file")
         refuse_one_label(self.data.training.rated, "data.train_file")
         for kind, report in self.supervision.items():
@@ -155,7 +150,6 @@ def read_files(
 
     Raises:
         ArtifactInvalid: ``STORAGE_OBJECT_MISSING``: a file differs from the uploaded one.
-        DatasetInvalid: ``DATASET_LINE_INVALID``, ``DATASET_EMPTY``.
         ContractRejected: ``NOTHING_SUPERVISED``: every row that is trained on has the weight 0.
     """
     filters, train, validation = RowFilter.of(contract.data), files.train, files.validation

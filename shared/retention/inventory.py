@@ -93,9 +93,6 @@ def run_folders(folder: Path) -> list[str]:
 def models_that_are_bases(catalog_path: Path, storage: Storage) -> frozenset[str]:
     """Return the digests of stored models that are bases of the catalogue: their files are trained on and served in
     place, or fetched by machines without a copy.
-
-    Raises:
-        InvalidRequest: ``CATALOG_INVALID``.
     """
     bases = load_catalog(catalog_path).bases
     folders = [catalog_path.parent / base.source.path for base in bases if isinstance(base.source, LocalSource)]

@@ -27,11 +27,7 @@ class Reference(Value):
 
 
 def references(database: Database) -> list[Reference]:
-    """List the stored objects that rows of all tenants name, except adapters that are being deleted.
-
-    Raises:
-        Unavailable: ``DATABASE_UNAVAILABLE``.
-    """
+    """List the stored objects that rows of all tenants name, except adapters that are being deleted."""
     with database.read() as session:
         return [*_files(session), *_parts(session), *_adapters(session), *models(session), *_checkpoints(session)]
 

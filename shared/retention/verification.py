@@ -47,9 +47,6 @@ def verify_references(database: Database, storage: Storage) -> Iterator[Verified
     """Read every object that rows name, each content once, and compare it with its digest. Nothing is changed.
 
     It may run while the installation is in use: objects that are deleted meanwhile are left out.
-
-    Raises:
-        Unavailable: the database or the storage does not respond, so the rest cannot be verified.
     """
     faults: dict[tuple[bool, str], str | None] = {}
     for reference in references(database):

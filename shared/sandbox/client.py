@@ -110,7 +110,6 @@ class Sandbox:
 
         Raises:
             InvalidRequest: ``GRADER_SOURCE_INVALID``: it does not compile, its top level fails, or it has no ``grade``.
-                ``GRADER_FAILED``: it raised, did not return a number, or exceeded a limit. ``GRADER_TIMEOUT``.
                 ``details`` have ``traceback`` and ``output``.
             TooLarge: ``GRADER_TEXT_TOO_LONG``: sample and item have more than 64 MB, or are nested too deep.
             Unavailable: ``SANDBOX_FAILED``: the sandbox itself has failed in three attempts, or was closed.
@@ -121,7 +120,7 @@ class Sandbox:
         """Check that a source compiles, its top level runs, and it has a function ``grade``.
 
         Raises:
-            InvalidRequest: ``GRADER_SOURCE_INVALID``, ``GRADER_TIMEOUT``.
+            InvalidRequest: ``GRADER_SOURCE_INVALID``.
             Unavailable: ``SANDBOX_FAILED``.
         """
         self._ask(source, {"check": True})

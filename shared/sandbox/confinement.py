@@ -93,9 +93,6 @@ def close_in(
 ) -> None:
     """Give up access to all files except these and all system calls except the program's. If programs may be executed,
     files may also be moved.
-
-    Raises:
-        OSError: the kernel refuses.
     """
     executable = [*executable]
     landlock.restrict_files(readable, writable, executable, moves=bool(executable))

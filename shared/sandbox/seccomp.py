@@ -71,11 +71,7 @@ class _Program(ctypes.Structure):
 
 
 def load_library() -> ctypes.CDLL:
-    """Load libseccomp.
-
-    Raises:
-        OSError: it is not installed.
-    """
+    """Load libseccomp."""
     library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     library.seccomp_init.restype = ctypes.c_void_p
     for name in ("seccomp_attr_set", "seccomp_rule_add_array", "seccomp_export_bpf", "seccomp_release"):

@@ -32,8 +32,7 @@ def run_scorecard(
     """Run the remaining tasks, and write the summary.
 
     Raises:
-        InvalidRequest: ``CHECKER_NOT_FOUND``; ``SCORECARD_INVALID``: a recorded answer is missing.
-        Conflict: ``SCORECARD_MISMATCH``.
+        InvalidRequest: ``SCORECARD_INVALID``: a recorded answer is missing.
         MensError: the errors of ``sample``; finished tasks are kept.
     """
     require_language(spec.validator)

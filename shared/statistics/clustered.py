@@ -25,11 +25,7 @@ class Cluster:
 
 
 def clusters_of(values: Sequence[float], groups: Sequence[Hashable]) -> list[Cluster]:
-    """Sum values by the group that each belongs to, in the order of the groups' first values.
-
-    Raises:
-        ValueError: the numbers of groups and values differ.
-    """
+    """Sum values by the group that each belongs to, in the order of the groups' first values."""
     members: dict[Hashable, list[float]] = {}
     for value, group in zip(values, groups, strict=True):
         members.setdefault(group, []).append(value)

@@ -42,7 +42,6 @@ def supervise_preferences(
 
     Raises:
         DatasetInvalid: ``DATASET_LINE_INVALID``: a line is not a row of the method.
-        ContractRejected, InvalidRequest: the errors of that function.
     """
     tokenizer = Tokenizer.load(base_folder, options)
     with path.open("rb") as file:

@@ -54,9 +54,7 @@ def supervise_file(
         options: how chats are written with the template.
 
     Raises:
-        ContractRejected: ``TEMPLATE_ARGUMENT_UNKNOWN``, ``TEMPLATE_ARGUMENT_INVALID``.
         DatasetInvalid: ``DATASET_LINE_INVALID``: a line that was read is not a row.
-        InvalidRequest: ``TOKENIZER_NOT_FOUND`` or ``TEMPLATE_UNSUPPORTED``: no row at all can be encoded.
     """
     tokenizer = Tokenizer.load(base_folder, options)
     with path.open("rb") as file:

@@ -74,7 +74,6 @@ class Tokenizer:
             options: a contract's options for rendering chats.
 
         Raises:
-            ContractRejected: ``TEMPLATE_ARGUMENT_UNKNOWN``, ``TEMPLATE_ARGUMENT_INVALID``.
             InvalidRequest: ``TOKENIZER_NOT_FOUND``: no readable `tokenizer.json`; ``TEMPLATE_UNSUPPORTED``: no chat
                 template, or one that is not a template.
         """

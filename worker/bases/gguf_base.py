@@ -50,8 +50,7 @@ def write_base(file: Path, out: Path) -> None:
     """Write the base's folder, which must not exist yet; it appears complete or not at all.
 
     Raises:
-        ArtifactInvalid: ``GGUF_INVALID``, ``GGUF_UNSUPPORTED``, ``MODEL_FAMILY_UNSUPPORTED``, or the code of a check of
-            :func:`preflight_model`.
+        ArtifactInvalid: ``GGUF_INVALID`` or the code of a check of :func:`preflight_model`.
         JobFailed: ``OUT_OF_MEMORY``.
     """
     if out.exists():

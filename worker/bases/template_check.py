@@ -48,7 +48,6 @@ def compare(check: TemplateCheck, run_dir: Path) -> None:
 
     Raises:
         ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``.
-        InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
     """
     tokenizer = Tokenizer.load(Path(check.base), ChatOptions(check.arguments))
     with Path(check.template).open("rb") as file:
@@ -90,7 +89,6 @@ def refuse_difference(tokenizer: Tokenizer, source: str) -> None:
 
     Raises:
         ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``, with the first difference.
-        InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
     """
     template = ChatTemplate(source, tokenizer.template.special_tokens, tokenizer.options.arguments)
     plain = [chat for chat in CHATS if chat.prompt and not chat.tools]

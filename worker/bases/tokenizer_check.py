@@ -43,7 +43,6 @@ def compare(folder: Path) -> None:
 
     Raises:
         ArtifactInvalid: ``TOKENIZER_MISMATCH``.
-        InvalidRequest: as :meth:`Tokenizer.load`.
     """
     set_verbosity_error()
     tokenizer = Tokenizer.load(folder)

@@ -26,11 +26,7 @@ def adapter_folders(run_dir: Path, withdrawn: Collection[str] = ()) -> list[Path
 
 
 def sign_adapters(signing_key: Path | None, folders: Iterable[Path]) -> None:
-    """Write a signature next to each manifest if this installation has a signing key.
-
-    Raises:
-        InvalidRequest: ``SETTINGS_INVALID``: the key cannot be read.
-    """
+    """Write a signature next to each manifest if this installation has a signing key."""
     if signing_key is None:
         return
     for folder in folders:

@@ -84,9 +84,6 @@ class StoredCheckpoints:
         newer than the given one.
 
         A lost or damaged checkpoint is skipped, and an older one is used.
-
-        Raises:
-            Unavailable: the storage does not respond, or the disk is full.
         """
         newest = None
         for name in sorted(self._named, reverse=True):
@@ -106,7 +103,6 @@ class StoredCheckpoints:
         """Store the checkpoints that the storage lacks, newest first; drop those that the trainer has removed.
 
         Raises:
-            LeaseLost: another attempt owns the job.
             MensError: the storage or the database did not respond; nothing is lost.
         """
         present: dict[str, str] = {}

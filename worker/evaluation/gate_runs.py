@@ -56,10 +56,6 @@ def run_templates(
 
     Returns:
         the runs by name, and for each missing run the reason.
-
-    Raises:
-        Unavailable: the API or a replica does not respond, or a limit of the tenant persists.
-        LeaseLost: another attempt owns the job. Also the exceptions of a stop.
     """
     runs, missing = {}, {}
     for name, template in templates.items():
@@ -82,10 +78,6 @@ def run_forget(
         parents: the runs by which the parent was judged.
         adapter_id: id of the candidate, which is served.
         compared_with: id of the parent, or name of the base.
-
-    Raises:
-        Unavailable: the API or a replica does not respond, or a limit of the tenant persists.
-        LeaseLost: another attempt owns the job. Also the exceptions of a stop.
     """
     templates, absent = run_templates(job, parents, adapter_id, compared_with)
     runs = {parents_run(name): run for name, run in templates.items()}

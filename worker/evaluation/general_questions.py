@@ -25,7 +25,6 @@ def ask_general_questions(job: EvaluatingJob, adapter_id: str, compared_with: st
     Raises:
         JobFailed: ``EVAL_UNAVAILABLE``: ``MENS_API_URL`` is not set.
         Unavailable: the API or a replica does not respond, or a limit of the tenant persists.
-        NotFound: ``MODEL_NOT_FOUND``: a model is gone.
         LeaseLost: another attempt owns the job. Also the exceptions of a stop.
     """
     questions, measured_at = all_general_questions(), job.leases.now()

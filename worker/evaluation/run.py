@@ -78,10 +78,6 @@ def evaluate_model(attempt: EvaluatingJob, plan: EvaluationPlan, run_id: str) ->
 
     Raises:
         JobFailed: ``EVAL_UNAVAILABLE``: ``MENS_API_URL`` is not set.
-        Unavailable: the API or a replica does not respond, or a limit of the tenant persists; results until then are
-            stored; ``SANDBOX_FAILED``.
-        InvalidRequest: ``SANDBOX_UNAVAILABLE``.
-        NotFound: ``MODEL_NOT_FOUND``: a model is gone.
         LeaseLost: another attempt owns the job. Also the exceptions of ``raise_if_stopped``.
     """
     items = EvalItems(attempt.leases.database)

@@ -68,8 +68,6 @@ def convert(attempt: Attempt, plan: ImportPlan, base: Path) -> Imported:
     """Write the adapter's folder into the run folder, from the uploaded files.
 
     Raises:
-        ArtifactInvalid: the adapter is defective, with the code of the defect; see
-            `shared/artifacts/adapter_import.py`. ``ADAPTER_TEMPLATE_MISMATCH``.
         InvalidRequest: ``TEMPLATE_UNSUPPORTED``: the uploaded template is not valid.
     """
     tokenizer = Tokenizer.load(base, ChatOptions(plan.contract.template_arguments))
@@ -109,7 +107,6 @@ def refuse_other_template(attempt: Attempt, template_sha256: str, base: Path, ar
     the one that is served. The adapter's template runs in a process with limits.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``.
         InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
     """
     folder = attempt.run_dir / TEMPLATE_FOLDER

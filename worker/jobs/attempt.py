@@ -111,12 +111,7 @@ class Attempt:
         return folder
 
     def fetch_adapter(self, digest: str, folder_name: str) -> Path:
-        """Return a private copy of a stored adapter in the run folder; the child process verifies it before it reads a weight.
-
-        Raises:
-            NotFound: ``STORAGE_OBJECT_MISSING``.
-            Unavailable: the storage or the disk is unavailable.
-        """
+        """Return a private copy of a stored adapter in the run folder, which the child process verifies first."""
         folder = self.run_dir / folder_name
         folder.mkdir(parents=True, exist_ok=True)
         self.storage.fetch_folder("adapters", digest, [WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME], folder)
@@ -131,11 +126,7 @@ class Attempt:
         return None
 
     def enter(self, stage: Stage, message: str) -> None:
-        """Report that a stage begins.
-
-        Raises:
-            LeaseLost: another attempt owns the job; stop.
-        """
+        """Report that a stage begins."""
         self._enter(stage)
         self.report(stage=stage, events=[NewEvent(message=message)])
 
@@ -149,9 +140,6 @@ class Attempt:
     ) -> None:
         """Write to the job's row, events and series. While the database is unavailable, everything except outdated
         progress waits for the next report.
-
-        Raises:
-            LeaseLost: another attempt owns the job; stop.
         """
         self._unsent += events or []
         self._unsent_progress = progress or self._unsent_progress
@@ -176,9 +164,7 @@ class Attempt:
         """Stop here, between two steps, if the job must stop.
 
         Raises:
-            LeaseLost: another attempt owns the job.
             Stopped: cancelled, paused, or the worker stops.
-            JobFailed: the job has used more than it may; see `worker/watchdog/rules.py`.
         """
         if self.keeper.lost:
             raise self.keeper.lost

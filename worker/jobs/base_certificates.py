@@ -51,10 +51,6 @@ class BaseCertifier:
 
         Returns:
             names of the replicas measured in this round.
-
-        Raises:
-            Unavailable: ``DATABASE_UNAVAILABLE``, or the replicas' DNS name currently has no address.
-            InvalidRequest: ``CATALOG_INVALID``.
         """
         catalog = load_catalog(self.settings.catalog_path)
         merged = {entry.digest: entry for entry in catalog.bases if entry.merged_from}
@@ -123,12 +119,7 @@ def measure(
     tokenizer: Tokenizer,
     limits: CertificateLimits,
 ) -> dict[str, Any]:
-    """Return the certificate of a merged model on a replica that serves it as its base; it may have failed.
-
-    Raises:
-        JobFailed: ``SERVING_REFUSED``.
-        Unavailable: ``SERVING_UNAVAILABLE``.
-    """
+    """Return the certificate of a merged model on a replica that serves it as its base; it may have failed."""
     requests = [probe.model_dump(include={"token_ids", "positions"}) for probe in probes.probes]
     once, again = ([replica.scores(served.name, probe) for probe in requests] for _ in range(2))
     encoded = encode_chats(tokenizer)

@@ -14,7 +14,6 @@ def run_evaluate(attempt: Attempt) -> None:
 
     Raises:
         MensError: the attempt failed, with its code.
-        LeaseLost, Stopped: see `worker/jobs/attempt.py`.
     """
     job = attempt.lease.job
     plan = EvaluationPlan.model_validate(job.plan)

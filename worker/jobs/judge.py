@@ -95,7 +95,6 @@ def run_judge(attempt: Attempt) -> None:
 
     Raises:
         MensError: the attempt failed, with its code.
-        LeaseLost, Stopped: see `worker/jobs/attempt.py`.
     """
     plan = JudgePlan.model_validate(attempt.lease.job.plan)
     cycles = _read_cycles(attempt, plan.cycles) if plan.cycles else None
@@ -108,13 +107,7 @@ def run_judge(attempt: Attempt) -> None:
 def judge_adapter(
     attempt: Attempt, adapter_id: str, alias: str, policy: PolicyName, cycles: GivenCycles | None = None
 ) -> StoredReceipt:
-    """Judge a published adapter against the alias's current target, and store the receipt.
-
-    Raises:
-        NotFound: ``ADAPTER_NOT_FOUND``, ``POLICY_NOT_FOUND``.
-        Unavailable: a component that it needs does not respond.
-        LeaseLost: another attempt owns the job. Also the exceptions of a stop.
-    """
+    """Judge a published adapter against the alias's current target, and store the receipt."""
     database, tenant = attempt.leases.database, attempt.lease.job.tenant
     adapters = Adapters(database, tenant)
     adapter, incumbent = adapters.get(adapter_id), _incumbent(attempt, alias, adapters)

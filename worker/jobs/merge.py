@@ -21,7 +21,6 @@ def run_merge(attempt: Attempt) -> None:
 
     Raises:
         MensError: the attempt failed, with its code.
-        LeaseLost, Stopped: see `worker/jobs/attempt.py`.
     """
     plan = MergePlan.model_validate(attempt.lease.job.plan)
     attempt.enter(Stage.PREFLIGHT, f"Checking {plan.adapter_id} and its base {plan.base.name}.")

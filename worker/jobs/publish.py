@@ -97,8 +97,8 @@ def certify(
         raise_if_stopped: called while waiting; raises when the job must stop.
 
     Raises:
-        JobFailed: a certificate failed (see `worker/jobs/certificates.py`), ``SERVING_REFUSED``, or
-            ``ADAPTER_PRECISION_MISMATCH``: only the twin of its base is served, but it was not trained over NF4.
+        JobFailed: a certificate failed (see `worker/jobs/certificates.py`), or ``ADAPTER_PRECISION_MISMATCH``: only the
+            twin of its base is served, but it was not trained over NF4.
         ArtifactInvalid: refused, with the reason's code.
         Unavailable: ``SERVING_UNAVAILABLE`` for longer than the timeout; ``BASE_NOT_SERVED``: all replicas serve other bases.
     """
@@ -192,10 +192,6 @@ def measure_stop(replica: BlockingReplicaClient, model: str, encoded: EncodedCha
 
     Each answer is restricted to that one token, so the result does not depend on what the model would otherwise
     generate.
-
-    Raises:
-        JobFailed: ``SERVING_REFUSED``.
-        Unavailable: ``SERVING_UNAVAILABLE``.
     """
     ids = next((ids for chat, ids in encoded.chats if chat.prompt), None)
     stopped = {} if ids is None else {end: replica.ends_at(model, ids, end) for end in encoded.ends}
@@ -205,12 +201,7 @@ def measure_stop(replica: BlockingReplicaClient, model: str, encoded: EncodedCha
 def measure_tools(
     replica: BlockingReplicaClient, model: str, encoded: EncodedChats, arguments: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Test that the replica reads a tool call that is written as in training; None if the template writes none.
-
-    Raises:
-        JobFailed: ``SERVING_REFUSED``.
-        Unavailable: ``SERVING_UNAVAILABLE``.
-    """
+    """Test that the replica reads a tool call that is written as in training; None if the template writes none."""
     if encoded.call is None:
         return None
     text, more = encoded.call

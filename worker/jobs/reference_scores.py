@@ -55,10 +55,7 @@ class ReferenceScores:
         """Return scores by transformers and peft on the served weights, in the served dtype.
 
         Raises:
-            NotFound: ``MODEL_NOT_FOUND``: this worker's catalogue has no such base.
             ArtifactInvalid: ``BASE_DIGEST_MISMATCH``: the catalogue has another base under that name.
-            JobFailed: the process failed.
-            LeaseLost, Stopped: see `worker/jobs/attempt.py`.
         """
         folder = self.attempt.run_dir / PARITY_FOLDER / f"{served.digest[:16]}-{served.dtype}"
         if not (folder / SCORES_NAME).is_file():

@@ -60,12 +60,12 @@ class SubsetMerge:
         """Check everything, then write the file, which gets its name once it is complete.
 
         Raises:
-            InvalidRequest: ``MERGE_NO_BASE_SHARDS``, ``MERGE_REJECTS_BURN_BIN``, ``REQUEST_INVALID``: the output
-                exists, or its folder cannot be created.
+            InvalidRequest: ``MERGE_NO_BASE_SHARDS``, ``REQUEST_INVALID``: the output exists, or its folder cannot be
+                created.
             NotFound: ``MERGE_BASE_SHARD_NOT_FOUND``, ``MERGE_ADAPTER_NOT_FOUND``, ``MERGE_META_NOT_FOUND``.
             ArtifactInvalid: ``MERGE_META_FORMAT``, ``MERGE_MIXED_FAMILIES``, ``MERGE_BASE_DIGEST_MISMATCH``,
                 ``MERGE_ADAPTER_TENSOR_MISSING``, ``MERGE_DTYPE``, ``MERGE_BASE_KEY_NOT_FOUND``, ``MERGE_SHAPE``,
-                ``MERGE_NOT_FINITE``, ``SAFETENSORS_INVALID``.
+                ``MERGE_NOT_FINITE``.
         """
         self._check_files()
         sidecar = read_sidecar(self.meta)

@@ -142,11 +142,7 @@ class Method(Protocol[RowT, BatchT]):
         return
 
     def check_first_step(self, context: TrainingContext, score: Score, rows: int) -> None:  # noqa: ARG002
-        """Check the score of a run's first step, before anything is changed.
-
-        Raises:
-            JobFailed: the run does not correspond to its plan.
-        """
+        """Check the score of a run's first step, before anything is changed."""
         return
 
     def metrics(self, sums: Mapping[str, float], rows: int) -> dict[str, float]:  # noqa: ARG002

@@ -24,7 +24,7 @@ class SupervisedMethod(Method[Row, MicroBatch]):
         """Encode the plan's files, or find them encoded in the cache.
 
         Raises:
-            DatasetInvalid: ``NOTHING_SUPERVISED``, ``SKIP_RATE_EXCEEDED``.
+            DatasetInvalid: ``NOTHING_SUPERVISED``.
             JobFailed: ``TOKENIZER_MISMATCH``.
         """
         return read_data(run, tokenizer, vocab, cache)

@@ -214,11 +214,7 @@ def start_of(run: TrainingRun) -> Callable[[PeftModel], None] | None:
 
 
 def agree_to_start(context: TrainingContext, progress: Progress) -> None:
-    """Check that all processes of the run start from the same state.
-
-    Raises:
-        JobFailed: ``PROCESSES_DIFFER``.
-    """
+    """Check that all processes of the run start from the same state."""
     if context.distributed.size == 1:
         return
     facts = {

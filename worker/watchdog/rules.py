@@ -76,11 +76,7 @@ class LimitWatch:
         self._begun = self.clock()
 
     def check(self) -> None:
-        """Raise an error if the job has used more than a limit allows.
-
-        Raises:
-            JobFailed: ``WALL_CLOCK_CAP_EXCEEDED``, ``GPU_BUDGET_EXCEEDED`` or ``TIME_LIMIT_EXCEEDED``; not retryable.
-        """
+        """Raise an error if the job has used more than a limit allows."""
         elapsed = self.clock() - self._begun
         wall, gpu = self.wall_before + elapsed, (self.gpu_before + self.gpus * elapsed) / 60
         for bound, used, allowed in (

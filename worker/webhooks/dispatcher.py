@@ -44,9 +44,6 @@ class WebhookDispatcher:
 
         A thread that waits for a slow receiver does not delay other endpoints: as soon as one thread is free, more
         deliveries are claimed.
-
-        Raises:
-            Unavailable: ``DATABASE_UNAVAILABLE``.
         """
         self._prune()
         if not (claimed := self.deliveries.claim(THREADS)):

@@ -74,20 +74,12 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(request)
 
     async def head(self) -> None:
-        """Wait for the response's head.
-
-        Raises:
-            BadResponse, OSError: no response will arrive.
-        """
+        """Wait for the response's head."""
         while not self._has_head:
             await self._more()
 
     async def read_some(self) -> bytes:
-        """Return the received bytes of the body, at least one; empty at its end.
-
-        Raises:
-            BadResponse, OSError: the connection ended before the body.
-        """
+        """Return the received bytes of the body, at least one; empty at its end."""
         while not self._chunks and not self._complete:
             await self._more()
         chunks, self._chunks, self._buffered = self._chunks, [], 0

@@ -70,11 +70,7 @@ class ServedModels:
             self._catalog = catalog
 
     def learn(self, ids: Iterable[str], adapters: Adapters) -> None:
-        """Look up the bases of adapters that are not known yet; one that is not found stays unknown.
-
-        Raises:
-            Unavailable: ``DATABASE_UNAVAILABLE``.
-        """
+        """Look up the bases of adapters that are not known yet; one that is not found stays unknown."""
         if unknown := [adapter_id for adapter_id in ids if adapter_id not in self._adapters]:
             served = {adapter.id: served_adapter(adapter) for adapter in adapters.with_ids(unknown)}
             if len(self._adapters) >= MAX_ADAPTERS:

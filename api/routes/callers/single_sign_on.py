@@ -133,7 +133,6 @@ def _provider(services: Services, request: Request) -> IdentityProvider:
     """Return the identity provider, for a request of the console's own page.
 
     Raises:
-        Forbidden: ``SIGN_IN_CROSS_SITE``, ``SIGN_IN_INSECURE``.
         NotFound: ``SIGN_IN_PROVIDER_NOT_SET``.
     """
     check_same_origin(request.headers)

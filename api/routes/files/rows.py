@@ -115,12 +115,7 @@ def file_report(
 
 
 def _base(services: Services, name: str | None) -> tuple[Path, str] | None:
-    """Return folder and digest of a base that this machine has.
-
-    Raises:
-        NotFound: ``MODEL_NOT_FOUND``.
-        Unavailable: ``BASE_NOT_FETCHED``.
-    """
+    """Return folder and digest of a base that this machine has."""
     if name is None:
         return None
     entry = services.catalog().get(name)

@@ -38,7 +38,6 @@ def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool =
     Raises:
         MensError: the base is missing, its files are not those of the catalogue, an alias has the twin's name, or the
             base has such a twin under another name.
-        ValidationError: ``twin`` is not a valid name.
     """
     from shared.base_models.hub import locate
 
@@ -74,7 +73,6 @@ def add_merged(settings: Settings, digest: str, name: str | None = None) -> Base
     Raises:
         MensError: the model does not exist or is damaged, an alias has this name, or the catalogue has the model under
             another name.
-        ValidationError: not a valid name for a base.
     """
     storage = open_storage(settings)
     manifest = stored_manifest(storage, digest)

@@ -62,8 +62,6 @@ def plan_model(folder: Path, manifest: AdapterManifest, source: str | None) -> O
 
     Raises:
         InvalidRequest: ``OLLAMA_MODEL_UNSUPPORTED`` or ``OLLAMA_TEMPLATE_UNSUPPORTED``; the tokenizer's codes.
-        ArtifactInvalid: ``ADAPTER_BASE_MISMATCH``: the folder is neither this base nor this merged model, or files have
-            changed.
     """
     merged = _is_merged(folder, manifest)
     _refuse_architecture(folder, with_adapter=not merged, converted=source is not None)

@@ -26,7 +26,7 @@ def back_translate(column: BackTranslateColumn, row: RowRequests) -> str:
     """Return the instruction, if the model then judges that the text answers it.
 
     Raises:
-        RowDropped: ``JUDGED_BAD``: the text does not answer it. ``NOT_JUDGED``.
+        RowDropped: ``JUDGED_BAD``: the text does not answer it.
     """
     text = row.fill(column.text)
     instruction = row.ask(column, ASK.format(text=text))

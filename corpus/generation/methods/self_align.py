@@ -52,7 +52,6 @@ def self_align(column: SelfAlignColumn, row: RowRequests) -> dict[str, Any]:
 
     Raises:
         RowDropped: ``TESTS_FAILED``: no answer passes tests that fail without it.
-        Unavailable: ``SANDBOX_FAILED``.
     """
     concepts = row.ask(column, _CONCEPTS.format(text=row.fill(column.text)))
     task = row.ask(column, _TASK.format(concepts=concepts))

@@ -126,7 +126,7 @@ class Keys:
 
         Raises:
             NotFound: ``KEY_NOT_FOUND``.
-            Conflict: ``KEY_REVOKED``, ``KEY_NAME_TAKEN``, ``KEY_OF_PERSON``.
+            Conflict: ``KEY_REVOKED``, ``KEY_NAME_TAKEN``.
             InvalidRequest: ``KEY_EXPIRY_INVALID``.
         """
         fields = change.model_dump(exclude_unset=True)
@@ -164,7 +164,7 @@ class Keys:
 
         Raises:
             NotFound: ``KEY_NOT_FOUND``.
-            Conflict: ``KEY_REVOKED``, ``KEY_OF_PERSON``.
+            Conflict: ``KEY_REVOKED``.
         """
         secret = new_secret()
         with self._db.write() as session:

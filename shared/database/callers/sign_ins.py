@@ -88,9 +88,6 @@ class SignIns:
 
         Returns:
             the sign-in, and its cookie's value, which is stored only as a hash.
-
-        Raises:
-            Unauthenticated: the errors of :meth:`Keys.accept`.
         """
         with self._db.write() as session:
             # Checked again under the lock, because the key may have been rotated or revoked since the request was
@@ -190,11 +187,7 @@ class SignIns:
             bump(session, "keys")
 
     def create_code(self, secret: str) -> tuple[str, datetime]:
-        """Return a new code that signs in once with the secret's key, and when the code expires.
-
-        Raises:
-            Unauthenticated: the errors of :meth:`Keys.accept`.
-        """
+        """Return a new code that signs in once with the secret's key, and when the code expires."""
         code = secrets.token_urlsafe(24)
         with self._db.write() as session:
             now = self._db.now(session)

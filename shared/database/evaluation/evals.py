@@ -105,7 +105,6 @@ class Evals:
 
         Raises:
             NotFound: ``EVAL_NOT_FOUND``.
-            Forbidden: ``TENANT_FORBIDDEN``.
         """
         with self._db.write() as session:
             row = self._own_row(session, eval_id)
@@ -122,7 +121,6 @@ class Evals:
 
         Raises:
             NotFound: ``EVAL_NOT_FOUND``.
-            Forbidden: ``TENANT_FORBIDDEN``.
             Conflict: ``EVAL_IN_USE`` by a run that has not ended, or by runs of other tenants, which are not its
                 owner's to delete.
         """

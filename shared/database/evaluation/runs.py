@@ -87,7 +87,6 @@ class EvalRuns:
 
         Raises:
             NotFound: ``EVAL_RUN_NOT_FOUND``.
-            Forbidden: ``TENANT_FORBIDDEN``.
             Conflict: ``EVAL_IN_USE``: it has not ended.
         """
         with self._db.write() as session:

@@ -95,10 +95,6 @@ class Files:
             quota: the tenant's quota.
             store: stores the blob.
             idempotency_key: the same key and request give the same file.
-
-        Raises:
-            Forbidden: ``QUOTA_EXCEEDED``.
-            Conflict: ``IDEMPOTENCY_CONFLICT``.
         """
         with self._db.write() as session:
             if quota != NO_QUOTA or idempotency_key:
@@ -146,7 +142,6 @@ class Files:
 
         Raises:
             NotFound: ``FILE_NOT_FOUND``.
-            Forbidden: ``TENANT_FORBIDDEN``.
             Conflict: ``FILE_IN_USE`` by an unfinished job of any tenant.
         """
         with self._db.write() as session:

@@ -105,10 +105,6 @@ class Uploads:
             file_seconds: lifetime of the file.
             quota: the tenant's quota.
             idempotency_key: the same key and request give the same upload.
-
-        Raises:
-            Forbidden: ``QUOTA_EXCEEDED``.
-            Conflict: ``IDEMPOTENCY_CONFLICT``.
         """
         with self._db.write() as session:
             # Before the quota and the key are read: two equal requests could otherwise both find room, and no upload.

@@ -67,9 +67,6 @@ class ShadowComparisons:
 
         Args:
             is_worse: whether this many losses and wins show that the candidate is worse.
-
-        Raises:
-            Unavailable: ``DATABASE_UNAVAILABLE``.
         """
         insert = sqlite.insert if self._db.is_sqlite else postgresql.insert
         key = {"tenant": self._tenant, **pair.model_dump()}

@@ -93,7 +93,6 @@ class CheckpointPermissions:
 
         Raises:
             NotFound: ``PERMISSION_NOT_FOUND``.
-            Conflict: ``MODEL_IN_USE``: aliases or unfinished jobs of that tenant need the adapter.
         """
         with self._db.write() as session:
             self._own(session, adapter_id, lock=True)

@@ -191,10 +191,8 @@ class Aliases:
             policy: policy that governs the alias from now on, including this move, and who assigns it; None: no change.
 
         Raises:
-            InvalidRequest: ``NAME_INVALID``; ``REQUEST_INVALID``: an adapter is named twice; ``ALIAS_BASES_DIFFER``.
-            NotFound: ``ADAPTER_NOT_FOUND``.
-            Conflict: ``ADAPTER_NOT_SERVABLE``: an adapter was never certified on the serving tier;
-                ``ALIAS_VERSION_CONFLICT``; ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
+            InvalidRequest: ``NAME_INVALID``.
+            Conflict: ``ALIAS_VERSION_CONFLICT``.
         """
         _refuse_base(name, forbidden)
         with self._db.write() as session:
@@ -226,8 +224,7 @@ class Aliases:
 
         Raises:
             InvalidRequest: ``NAME_INVALID``.
-            NotFound: ``ALIAS_NOT_FOUND``; ``ALIAS_VERSION_NOT_FOUND``; ``ADAPTER_NOT_FOUND``: it has been deleted.
-            Forbidden: ``TENANT_FORBIDDEN``.
+            NotFound: ``ALIAS_NOT_FOUND``; ``ALIAS_VERSION_NOT_FOUND``.
             Conflict: ``ALIAS_VERSION_CONFLICT``.
         """
         _refuse_base(name, forbidden)
@@ -258,8 +255,7 @@ class Aliases:
 
         Raises:
             NotFound: ``ALIAS_NOT_FOUND``.
-            Forbidden: ``TENANT_FORBIDDEN``.
-            Conflict: ``ALIAS_VERSION_CONFLICT``, ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
+            Conflict: ``ALIAS_VERSION_CONFLICT``.
         """
         with self._db.write() as session:
             row = self._own(session, name)
@@ -334,9 +330,6 @@ def move_alias(
 
     Returns:
         the tenant whose alias of that name is hidden from the row's tenant by this move; None when none is.
-
-    Raises:
-        Conflict: ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
     """
     seen = alias_rows(session, visible_to(row.tenant), row.name)
     gate = check(session, before, routing, terms, reason, now)

@@ -112,9 +112,7 @@ class ForeignNames:
 
         Raises:
             InvalidRequest: ``NAME_INVALID``: the name of a base or of an alias.
-            NotFound: ``ALIAS_NOT_FOUND``, ``ADAPTER_NOT_FOUND``, ``MODEL_NOT_FOUND``: the target.
-            Conflict: ``ADAPTER_NOT_SERVABLE``; ``ALIAS_VERSION_CONFLICT``; ``GATE_MISSING``, ``GATE_STALE``,
-                ``GATE_FAILED``.
+            NotFound: ``ALIAS_NOT_FOUND``, ``MODEL_NOT_FOUND``: the target.
         """
         if name in bases:
             raise InvalidRequest(Code.NAME_INVALID, f"{name!r} is the name of a base model.", param="name")
@@ -140,8 +138,6 @@ class ForeignNames:
 
         Raises:
             NotFound: ``NAME_NOT_FOUND``.
-            Forbidden: ``TENANT_FORBIDDEN``.
-            Conflict: ``ALIAS_VERSION_CONFLICT``, ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
         """
         with self._db.write() as session:
             seen = next(iter(foreign_name_rows(session, self._tenants, name)), None)

@@ -24,7 +24,6 @@ def refuse_taken_name(database: Database, name: str) -> None:
 
     Raises:
         InvalidRequest: ``NAME_INVALID``.
-        Unavailable: ``DATABASE_UNAVAILABLE``.
     """
     try:
         with database.read() as session:
@@ -57,7 +56,6 @@ def refuse_needed_base(database: Database, name: str) -> None:
 
     Raises:
         Conflict: ``MODEL_IN_USE``; ``details`` names them.
-        Unavailable: ``DATABASE_UNAVAILABLE``.
     """
     with database.read() as session:
         tuned = select(AdapterRow.id).where(AdapterRow.base_model == name, AdapterRow.deleting_at.is_(None))
@@ -94,11 +92,7 @@ class Needed(NamedTuple):
 
 
 def aliases_by_base(database: Database) -> dict[Needed, list[str]]:
-    """Return every tenant's aliases by the base that their adapters need.
-
-    Raises:
-        Unavailable: ``DATABASE_UNAVAILABLE``.
-    """
+    """Return every tenant's aliases by the base that their adapters need."""
     with database.read() as session:
         rows = session.execute(
             select(AdapterRow.base_model, AdapterRow.manifest, AliasRow.name)

@@ -41,9 +41,6 @@ def count_jobs(database: Database) -> JobCounts:
     """Count the jobs of all tenants, in one read transaction.
 
     A job that waits for its retry time is not late, so its wait begins with that time.
-
-    Raises:
-        Unavailable: ``DATABASE_UNAVAILABLE``.
     """
     counts = select(JobRow.tenant, JobRow.kind, JobRow.state, func.count()).group_by(
         JobRow.tenant, JobRow.kind, JobRow.state

@@ -14,7 +14,7 @@ def find_to_continue(adapters: Adapters, names: ForeignNames, name: str, param: 
         param: the request's field that has the name.
 
     Raises:
-        NotFound: ``ADAPTER_NOT_FOUND``; ``MODEL_NOT_FOUND``: a foreign name whose target is gone.
+        NotFound: ``ADAPTER_NOT_FOUND``.
         Conflict: ``CONTINUE_NOT_READY``: it is quarantined or being deleted.
     """
     adapter = _find(adapters, names, name)

@@ -37,9 +37,6 @@ def count_webhooks(database: Database) -> WebhookCounts:
 
     A delivery that waits for its next attempt is not late, nor is one whose endpoint is receiving another delivery: a
     slow receiver delays its own deliveries.
-
-    Raises:
-        Unavailable: ``DATABASE_UNAVAILABLE``.
     """
     delivery, endpoint = WebhookDeliveryRow, WebhookEndpointRow
     by_status = select(delivery.status, func.count()).group_by(delivery.status)

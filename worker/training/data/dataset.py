@@ -68,8 +68,6 @@ def read_data(run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, 
     """Encode the plan's files, or find them encoded in the cache.
 
     Raises:
-        DatasetInvalid: ``NOTHING_SUPERVISED``, also if every training row weighs 0, ``EMBEDDING_ROW_MISSING``,
-            ``SKIP_RATE_EXCEEDED``.
         JobFailed: ``TOKENIZER_MISMATCH``.
     """
     plan, inputs, contract = run.plan, run.inputs, run.plan.contract

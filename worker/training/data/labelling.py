@@ -132,7 +132,6 @@ class Labeller:
 
         Raises:
             InvalidRequest: ``TEMPLATE_UNSUPPORTED``, with the line number.
-            EncodersDiffer: label the whole file again with ``fast=False``.
         """
         chats = [self.write(row) for row in rows] if chats is None else chats
         if self._bytes is None:

@@ -79,10 +79,7 @@ def prepare(
         write: function that writes the rows of the contract's training method; None: rows of answers.
 
     Raises:
-        DatasetInvalid: ``DATASET_LINE_INVALID`` (strict mode), ``NOTHING_SUPERVISED`` or ``EMBEDDING_ROW_MISSING``: a row
-            cannot be trained on (strict mode without ``exec.qlora_max_skip_rate``), or no row is left;
-            ``SKIP_RATE_EXCEEDED``: more rows than that rate allows had to be skipped.
-        InvalidRequest: ``TEMPLATE_UNSUPPORTED``, with the line number (strict mode).
+        DatasetInvalid: ``SKIP_RATE_EXCEEDED``: more rows than that rate allows had to be skipped.
     """
     began = time.monotonic()
     folder = cache / content_key(sha256, tokenizer, contract, vocab_size)

@@ -48,11 +48,7 @@ class ComparedMethod(Method[RowT, BatchT]):
         self._has_warned = False
 
     def prepare(self, context: TrainingContext, resume: Path | None, working: Callable[[], None]) -> None:
-        """Compute the reference's scores of every answer, or load those that the checkpoint carries.
-
-        Raises:
-            JobFailed: ``CHECKPOINT_MISMATCH``.
-        """
+        """Compute the reference's scores of every answer, or load those that the checkpoint carries."""
         self._reference = score_reference(context, working) if resume is None else load_reference(context, resume)
 
     def warning(self, metrics: Mapping[str, float]) -> dict[str, Any] | None:

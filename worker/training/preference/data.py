@@ -36,7 +36,6 @@ def read_preferences(
 
     Raises:
         DatasetInvalid: ``NOTHING_SUPERVISED``, ``EMBEDDING_ROW_MISSING``, ``SKIP_RATE_EXCEEDED``.
-        JobFailed: ``TOKENIZER_MISMATCH``.
     """
     plan, inputs, contract = run.plan, run.inputs, run.plan.contract
     labeller, sides = Tokenizer.load(Path(inputs.base), ChatOptions.of(contract.data)), contract.sequences_per_row

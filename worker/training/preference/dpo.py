@@ -44,7 +44,6 @@ class DirectPreference(ComparedMethod[Pair, PairBatch]):
 
         Raises:
             DatasetInvalid: ``NOTHING_SUPERVISED``, ``SKIP_RATE_EXCEEDED``.
-            JobFailed: ``TOKENIZER_MISMATCH``.
         """
         # Linear attention carries a state from token to token, and the second answer would have to continue from the
         # state after the prompt.
@@ -86,11 +85,7 @@ class DirectPreference(ComparedMethod[Pair, PairBatch]):
         return [bool(is_ahead) for is_ahead in chosen > rejected]
 
     def check_first_step(self, context: TrainingContext, score: Score, rows: int) -> None:
-        """Check that a policy that has not been trained yet equals its reference.
-
-        Raises:
-            JobFailed: ``REFERENCE_MISMATCH``.
-        """
+        """Check that a policy that has not been trained yet equals its reference."""
         loss, tokens, squares = (score.sums[name] / rows for name in ("preference_loss", TOKENS, SQUARED_MARGIN))
         check_first_loss(self._section, context.device, first_loss(self._section), loss, squares, tokens)
 

@@ -57,7 +57,6 @@ class KahnemanTversky(ComparedMethod[RatedAnswer, RatedBatch]):
 
         Raises:
             DatasetInvalid: ``NOTHING_SUPERVISED``, ``SKIP_RATE_EXCEEDED``.
-            JobFailed: ``TOKENIZER_MISMATCH``.
         """
         return read_preferences(run, tokenizer, vocab, cache, PreparedRatedAnswers)
 
@@ -105,11 +104,7 @@ class KahnemanTversky(ComparedMethod[RatedAnswer, RatedBatch]):
         return BatchLoss(losses.sum() / divisor, is_right, sums)
 
     def check_first_step(self, context: TrainingContext, score: Score, rows: int) -> None:
-        """Check that a policy that has not been trained yet equals its reference.
-
-        Raises:
-            JobFailed: ``REFERENCE_MISMATCH``.
-        """
+        """Check that a policy that has not been trained yet equals its reference."""
         loss, tokens, squares = (score.sums[name] / rows for name in (LOSS, TOKENS, SQUARED_MARGIN))
         expected = rated_first_loss(self._section, score.sums["answers_chosen"] / rows)
         check_first_loss(self._section, context.device, expected, loss, squares, tokens)

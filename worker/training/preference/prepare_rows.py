@@ -39,7 +39,6 @@ def write_preferences(
 
     Raises:
         DatasetInvalid: ``DATASET_LINE_INVALID``, ``NOTHING_SUPERVISED``, ``EMBEDDING_ROW_MISSING``.
-        InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
     """
     tally = Tally()
     with path.open("rb") as file, RowWriter(folder) as writer:

@@ -114,12 +114,7 @@ class Telemetry:
             self._file.close()
 
     def emit(self, event: str, payload: Mapping[str, Any]) -> None:
-        """Write one event.
-
-        Raises:
-            ValueError: a field that may not hold a string holds one, a string is not an identifier, or a number is not
-                finite.
-        """
+        """Write one event."""
         refuse_text(payload)
         line = {"ts_ms": time.time_ns() // 1_000_000, "event": event, "payload": payload}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")

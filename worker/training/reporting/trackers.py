@@ -118,11 +118,7 @@ class Trackers:
 
 
 def trackers_of(environment: Mapping[str, str]) -> Trackers:
-    """Return the trackers that ``MENS_TRACKERS`` names; the default ones if it is unset or empty.
-
-    Raises:
-        ValueError: an unknown name.
-    """
+    """Return the trackers that ``MENS_TRACKERS`` names; the default ones if it is unset or empty."""
     text = environment.get(VARIABLE)
     return Trackers(parse_trackers(text) if text else DEFAULT_TRACKERS)
 
