@@ -62,6 +62,7 @@ class IdentityProvider:
             connections=8,
             tls=authorities(settings.oidc_ca_bundle),
         )
+        # Sign-ins at the same time share one request for the addresses, also while the provider does not respond.
         self._discovering = threading.Lock()
         self._found: tuple[float, dict[str, Any] | MensError] | None = None
         self._last_metadata: dict[str, Any] = {}

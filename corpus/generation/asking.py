@@ -119,7 +119,9 @@ class ModelAsker:
         self._closing = threading.Event()
         self._reason: Exception | None = None
         self._in_flight: set[str] = set()
+        # Guards what the threads count, and wakes those that wait for a response to the same request.
         self._changed = threading.Condition()
+        # A redactor is called from one thread at a time (`corpus/filters/redactors.py`).
         self._redacting = threading.Lock()
         # For this run, by the model's name: an answer of one model does not show that requests to another are correct.
         self._answers = Counter[str]()

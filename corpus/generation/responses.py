@@ -80,6 +80,7 @@ class ResponseStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._places: dict[bytes, tuple[int, int, int]] = {}
+        # Guards the end of the newest segment: a response is written as one line, whose place is recorded.
         self._lock = threading.Lock()
         self._synced = time.monotonic()
         self._segments: list[int] = []

@@ -27,6 +27,7 @@ class CheckerThreads:
     def __init__(self, processes: int | None = None) -> None:
         self._own = threading.local()
         self._stack = ExitStack()
+        # An exit stack is not thread-safe, and the threads enter their checkers at the same time.
         self._lock = threading.Lock()
         self._executor = ThreadPoolExecutor(processes or len(os.sched_getaffinity(0)))
 

@@ -4,7 +4,7 @@ repeated.
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,11 +16,19 @@ from cli.client.remedies import our_code
 from openai_migration.archive.folder import write_json
 from shared.errors import Code, MensError, NotFound
 from shared.hashing import digest_file
+from shared.http_retry import Outcome, Retries
 
 UPLOADS = "uploads.json"
 """Ids of uploaded files by installation and content, so that a repeated step uploads nothing twice."""
 TIMEOUT_SECONDS = 600.0
-MAX_WAITS = 20
+
+
+def _is_limited(outcome: Outcome) -> bool:
+    return isinstance(outcome, httpx.Response) and outcome.status_code == httpx.codes.TOO_MANY_REQUESTS
+
+
+RATE_LIMITED = Retries(attempts=1, limit_seconds=600.0, is_temporary=_is_limited)
+"""Waits only while the key's rate limit is reached. A request that fails otherwise may have changed something."""
 
 
 class Installation:
@@ -48,14 +56,9 @@ class Installation:
         Raises:
             MensError: the API's error, with its code; ``API_UNAVAILABLE`` if nothing responds.
         """
-        for _ in range(MAX_WAITS):
-            try:
-                response = self._client.request(method, path, **request)
-            except httpx.HTTPError as error:
-                raise unreachable(self.connection, error) from None
-            if response.status_code != httpx.codes.TOO_MANY_REQUESTS:
-                break
-            time.sleep(float(response.headers.get("retry-after", "1")))
+        response = RATE_LIMITED.send(partial(self._client.request, method, path, **request))
+        if isinstance(response, httpx.RequestError):
+            raise unreachable(self.connection, response)
         if response.is_error:
             raise _error_of(response)
         return response.json()

@@ -44,6 +44,7 @@ class Unloader:
     def __init__(self, in_flight: InFlightRequests, open_store: Callable[[], AdapterStore]) -> None:
         self._in_flight = in_flight
         self._open_store = open_store
+        # One removal at a time: two would each count the requests before the other one closes the adapter.
         self._removing = asyncio.Lock()
 
     async def admit(self, model: str) -> None:

@@ -65,6 +65,7 @@ class S3Bucket:
         self._prefix = f"{settings.s3_prefix.strip('/')}/" if settings.s3_prefix.strip("/") else ""
         self._settings = settings
         self._made: Any = None
+        # The first requests of several threads must not make a client each: all share the connections of one.
         self._making = threading.Lock()
 
     def put(self, name: str, content: bytes | BinaryIO, sha256: str, *, only_if: dict[str, str] | None = None) -> None:

@@ -25,9 +25,9 @@ from shared.gates.policy_file import policy_digest, read_policy
 from shared.gates.receipt import GateRow, Receipt
 from shared.gates.training_gates import device_profile
 from shared.statistics import paired
-from shared.statistics.multiple import holm_adjusted
 from shared.statistics.resampling import bca_interval
 from tests.support.gate_evidence import AT, NEW, TRAINED, answer, evidence, run_scores
+from tests.support.holm import holm_adjusted
 
 RUN = {"eval": "eval-1", "file": "file-1"}
 GOLDEN = Path(__file__).parents[1] / "golden" / "gate_receipt.schema.json"

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.statistics.multiple import holm_adjusted, spent_alpha
+from shared.statistics.multiple import spent_alpha
+from tests.support.holm import holm_adjusted
 
 CASES = json.loads((Path(__file__).with_name("golden") / "scipy.json").read_bytes())["holm"]
 
