@@ -11,12 +11,9 @@ from fastapi.testclient import TestClient
 
 from tests.support.asgi_server import serve
 from tests.support.builders import BASE, ROWS
-from tests.support.files_run import FilesRun
+from tests.support.files_run import CHAT, JOB, FilesRun
 from tests.support.gateway import register_adapters
 from tests.support.scripted_replica import ScriptedReplica
-
-CHAT, JOB = 41, 103
-"""Most files of a chat completion, and of the creation of a fine-tune job; CONTRIBUTING.md says why they are not fewer."""
 
 
 @pytest.fixture

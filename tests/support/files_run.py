@@ -14,6 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TIERS = tuple(f"{ROOT / tier}/" for tier in ("api", "cli", "serving", "shared", "worker"))
+CHAT, JOB = 41, 103
+"""Most files of a chat completion, and of the creation of a fine-tune job; CONTRIBUTING.md says why they are not fewer."""
 RUN: ContextVar[set[str] | None] = ContextVar("RUN", default=None)
 """Paths of the files that have run for the current request; None in the server's background tasks."""
 
