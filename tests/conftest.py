@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import nothing of what is left out as a whole: vLLM, torch and OpenAI's client cost each process seconds."""
+    """Skip the imports of excluded folders: vLLM, torch and OpenAI's client cost each process seconds."""
     left_out = LEFT_OUT.fullmatch(config.option.markexpr)
     if not left_out:
         return None
@@ -100,9 +100,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark by folder, and spread over several processes what takes long first.
+    """Mark tests by folder, and run the longest ones first when several processes share them.
 
-    Of a test with several values, those after the first one are long on PostgreSQL: `make test` has them all on SQLite.
+    If a test has several values, those after the first one are long on PostgreSQL: `make test` runs all of them on SQLite.
     """
     on_postgresql = set()
     for item in items:
@@ -171,7 +171,7 @@ def statements_compiled_once() -> Iterator[None]:
     def create_engine(url: str, **options: Any) -> sqlalchemy.Engine:
         engine = sqlalchemy.create_engine(url, **options, _initialize=False)
         if engine.name not in common:
-            # As the others connect: whichever database comes first, also one in SQL_ASCII, tells its version as a text.
+            # As the other connections: the first database, even one in SQL_ASCII, reports its version as a string.
             if engine.name == "sqlite":  # one in memory has another pool
                 in_memory = {name: value for name, value in options.items() if name != "pool_timeout"}
                 first = sqlalchemy.create_engine("sqlite://", **in_memory)

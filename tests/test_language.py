@@ -1,6 +1,7 @@
 """The language of messages, docstrings, comments and pages: the list of phrases that are not used, and the retired words.
 
-`PHRASES` applies to all that people read, `RETIRED` to pages.
+`PHRASES` applies to all that people read, `RETIRED` to pages. In tests, strings are data, so only docstrings and comments
+are read.
 """
 
 from __future__ import annotations
@@ -107,6 +108,15 @@ def texts_of(source: str) -> list[str]:
     return strings + [token.string for token in tokens if token.type == tokenize.COMMENT]
 
 
+def prose_of(source: str) -> list[str]:
+    """Return a module's docstrings, including those of variables, and its comments."""
+    bodies = [node.body for node in ast.walk(ast.parse(source)) if isinstance(getattr(node, "body", None), list)]
+    values = [statement.value for body in bodies for statement in body if isinstance(statement, ast.Expr)]
+    docstrings = [node.value for node in values if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline) if "#" in source else ()
+    return docstrings + [token.string for token in tokens if token.type == tokenize.COMMENT]
+
+
 def variables_of(source: str) -> set[str]:
     """Return the names of variables and parameters of a module's functions."""
     functions = [
@@ -132,6 +142,16 @@ def test_sources_are_plain_english(folder: str) -> None:
     sources = {path: path.read_text() for path in sorted((ROOT / folder).rglob("*.py"))}
     suspects = {path: source for path, source in sources.items() if may_have_phrases(source)}
     faults = [fault for path, source in suspects.items() for fault in faults_of(path, texts_of(source))]
+    assert not faults, "\n".join(faults)
+
+
+def test_tests_are_plain_english() -> None:
+    sources = {path: path.read_text() for path in sorted((ROOT / "tests").rglob("*.py"))}
+    # Everything that may be prose first, because parsing all tests takes a quarter of a minute.
+    candidates = {path: re.findall(r'(?s)""".*?"""|#[^\n]*', source) for path, source in sources.items()}
+    texts = {path: [text.strip('"') for text in strings] for path, strings in candidates.items()}
+    suspects = [path for path, strings in texts.items() if phrases_in(strings)]
+    faults = [fault for path in suspects for fault in faults_of(path, prose_of(sources[path]))]
     assert not faults, "\n".join(faults)
 
 
@@ -177,6 +197,11 @@ def test_pages_are_plain_english() -> None:
 def test_phrases_are_found(source: str, count: int) -> None:
     assert len(phrases_in(texts_of(source))) == count
     assert may_have_phrases(source) or not count
+
+
+def test_strings_of_tests_are_data() -> None:
+    source = '"""What came of it."""\nx = "nobody"  # nobody\n"""Whether it is."""\ndef f():\n    """There is none."""'
+    assert len(phrases_in(prose_of(source))) == 5
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -35,7 +35,7 @@ def sources(folder: str) -> dict[str, str]:
 
 
 def imports_of_tests(text: str, package: str) -> list[str]:
-    """What a file of a package imports from test files, or from another folder's conftest."""
+    """Return the modules that a file of a package imports from test files, or from another folder's conftest."""
     imports = re.findall(r"^ *(?:from (tests\.[\w.]+) import (\w+)|import (tests\.[\w.]+))", text, re.MULTILINE)
     names = [name for source, first, module in imports for name in (source, f"{source}.{first}", module)]
     return [
@@ -108,7 +108,9 @@ LONELY = {
 
 
 def package_faults(text: str, folder: Path) -> Iterator[str]:
-    """What is wrong with a package's `__init__.py`: a docstring says what it is, where to start, what it imports."""
+    """Return the faults of a package's `__init__.py`: a docstring says its purpose, the file to start with, and its
+    imports.
+    """
     tree = ast.parse(text)
     if len(tree.body) != 1:
         yield "it holds more than a docstring"

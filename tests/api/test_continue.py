@@ -26,7 +26,7 @@ FOREIGN = "ft:gpt-4o-mini-2024-07-18:acme:support:9xAbC1"
 
 @pytest.fixture
 def manifest(app: FastAPI) -> AdapterManifest:
-    """Of an adapter for the catalogue's base."""
+    """Manifest of an adapter for the catalogue's base."""
     return manifest_of(app.state.services.catalog().get(BASE))
 
 

@@ -101,7 +101,7 @@ def test_event_stream_of_a_running_job_is_ended(
 
 @dataclass
 class Observed:
-    """What one process told of the same few requests: by its metrics, its log and its spans."""
+    """Metrics, log and spans of one process for the same few requests."""
 
     key: str
     own_port: httpx.Response

@@ -152,7 +152,7 @@ def test_first_and_last_file_are_named(client: TestClient, train_file: str) -> N
     assert (nothing["first_id"], nothing["last_id"]) == (None, None)
 
 
-# -- what strangers are told ---------------------------------------------------------------------------------------------
+# -- responses to strangers ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/ready", "/v1/models", "/api/tags"])

@@ -59,8 +59,9 @@ RUNS = {
     "bench.evaluate": ("C9 C9-sandbox", "evaluation|bare client|sandbox,"),
     "bench.queue": ("C8 C8-poll", "bare|job|alone|queued"),
 }
-"""By command: the goals of its JSON lines, and the first column of its tables. `tests/system/test_bench.py` has those that need
-an installation, beside the one that is there."""
+"""By command: the goals of its JSON lines, and the first column of its tables. `tests/system/test_bench.py` has most of those that
+need an installation.
+"""
 LONG = {
     "bench.console": ("W1 W2 W3 W4 W5 W6 W7 W8 W9", "mens|mlflow|tensorboard|blank"),
 }

@@ -77,7 +77,7 @@ def test_alias_is_the_command_that_it_stands_for_and_is_not_listed(alias: str) -
 
 
 def complete(words: str) -> Result:
-    """What bash gets for a line whose last word is not finished."""
+    """Return bash's completions for a line whose last word is not finished."""
     environment = {
         "_MENS_COMPLETE": "complete_bash",
         "COMP_WORDS": words,

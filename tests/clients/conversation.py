@@ -49,7 +49,7 @@ def user(text: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def raises(kind: type[BaseException], *texts: str) -> Iterator[None]:
-    """What is inside must raise this kind of error, and its text must have these parts."""
+    """Require that the block raises this kind of error, with a message that contains these strings."""
     try:
         yield
     except kind as error:

@@ -25,7 +25,7 @@ def objects():
 
 
 def errors():
-    """It tries again by itself, and tells the client's error in its own."""
+    """It retries automatically, and its error contains the client's."""
     with raises(InstructorRetryException, "404", "nobody"):
         ask(client(), "nobody")
     with raises(InstructorRetryException, "401"):

@@ -142,7 +142,7 @@ class Visitor:
 
         Args:
             state: what an earlier page of theirs has kept; None: nothing.
-            size: of the window.
+            size: size of the window.
             scheme: colours that the system prefers.
             allowed: statuses of answers that the test provokes.
             hash_: the part of the address that names the screen.

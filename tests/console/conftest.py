@@ -70,8 +70,8 @@ def receipt(installation: Installation, tuned: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="session")
 def evaluated(installation: Installation, tuned: dict[str, Any]) -> tuple[str, str]:
-    """Ids of an eval and of its run: the tuned model beside its base. Any answer to the first row passes, none to
-    the others.
+    """Ids of an eval and of its run, which compares the tuned model with its base. Any answer to the first row passes,
+    none to the others.
     """
     from tests.system.loop import BASE
 

@@ -27,13 +27,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(480)]
 
 JOBS, PAGE, MOST_DRAWN = 10_000, 50, 200
 READ_PAGES = 12
-"""Of the long list: enough for rows that are no longer drawn."""
+"""Pages of the long list: enough that some of their rows are no longer drawn."""
 NAME = "invoices"
 TABS = 8
 """More than a browser's six connections for a host."""
 CALLS_A_MINUTE = 12
 ANSWER_TICKS = 1_500
-"""Times of 20 ms that a request may take before the page's clock goes on."""
+"""Longest duration of a request, in steps of 20 ms, before the page's clock continues."""
 
 
 def test_long_list_draws_few_rows_and_asks_once_for_each_page(

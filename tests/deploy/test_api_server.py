@@ -101,7 +101,7 @@ def installed(server: ApiServer, helm: Any, tmp_path_factory: Any, request: pyte
 
 
 def definitions() -> list[Document]:
-    """Of the kinds that operators bring, by the types that they publish."""
+    """Return definitions of the kinds that operators install, from their published types."""
     node = shutil.which("node")
     assert node, "node reads the operators' types (Debian: apt-get install nodejs)"
     kinds = [{"apiVersion": version, "kind": kind, "plural": plural} for (version, kind), plural in PLURALS.items()]
@@ -156,7 +156,7 @@ class Release:
             self._run_pod(document)
 
     def objects(self, version: str, kind: str, labels: dict[str, str] | None = None) -> list[Document]:
-        """What the server has of a kind, all or those with some labels."""
+        """Return the server's objects of a kind, all or those with some labels."""
         path = self.server.collection({"apiVersion": version, "kind": kind}, self.namespace)
         query = {"labelSelector": ",".join(f"{name}={value}" for name, value in (labels or {}).items())}
         found: list[Document] = self.server.ask("GET", path, params=query).json()["items"]
@@ -238,7 +238,7 @@ def test_upgrade_changes_nothing_immutable(server: ApiServer, helm: Any, tmp_pat
 
 
 def test_pods_are_admitted_as_they_are(installed: Release) -> None:
-    """The policy could also have changed a pod until it fits: nothing of a pod's security is changed."""
+    """The policy could also have changed a pod until it fits: no field of a pod's security is changed."""
     tiers = {made["metadata"]["labels"][COMPONENT] for _, made in installed.pods}
     assert tiers == {"api", "worker", "beat", "serving", "migration", "test"}
     for template, made in installed.pods:

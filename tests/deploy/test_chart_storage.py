@@ -57,7 +57,7 @@ def test_every_tier_knows_the_bucket(chart: Chart) -> None:
         assert found["MENS_CACHE_BYTES"] == "21474836480"
         for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             assert found[key] == {"secretKeyRef": {"name": "mens-secret", "key": key}}
-        # Nothing but the API needs to be told to fetch base models: it shares no hub cache with the others.
+        # Only the API needs the setting to fetch base models: it shares no hub cache with the others.
         assert found.get("MENS_FETCH_BASES") == ("true" if name == "api" else None)
 
 

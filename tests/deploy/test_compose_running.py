@@ -51,9 +51,9 @@ class Running:
     """The project that compose has started.
 
     Attributes:
-        override: the file beside the repository's own.
-        environment: of compose.
-        port: where the API is published.
+        override: file that is used in addition to the repository's own.
+        environment: environment of compose.
+        port: port of the API on this machine.
     """
 
     override: Path
@@ -68,7 +68,7 @@ class Running:
         return done.stdout
 
     def inspect(self) -> dict[str, dict[str, Any]]:
-        """What the daemon says of each container, by the name of its service."""
+        """Return the daemon's description of each container, by the name of its service."""
         ids = self.compose("ps", "--all", "--quiet").split()
         found = json.loads(subprocess.run(["docker", "inspect", *ids], capture_output=True, check=True).stdout)
         return {container["Config"]["Labels"]["com.docker.compose.service"]: container for container in found}

@@ -20,7 +20,7 @@ def program() -> Path:
 
 
 def faults(program: Path, documents: list[Document]) -> list[list[str]]:
-    """What is wrong with each document."""
+    """Return the faults of each document."""
     node = shutil.which("node")
     assert node, "node runs the operators' schemas (Debian: apt-get install nodejs)"
     done = subprocess.run(

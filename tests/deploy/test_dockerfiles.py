@@ -33,7 +33,7 @@ def last_stage(found: list[Instruction]) -> list[Instruction]:
 
 
 def copied(found: list[Instruction]) -> set[str]:
-    """What is copied out of the build context, not out of another stage."""
+    """Return the paths that are copied from the build context, not from another stage."""
     words = [shlex.split(rest) for word, rest in found if word in {"COPY", "ADD"} and "--from=" not in rest]
     return {source for sources in words for source in sources[:-1] if not source.startswith("--")}
 

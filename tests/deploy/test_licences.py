@@ -28,7 +28,7 @@ IMAGES = ["api", "worker", "worker-cpu", "serving", "serving-cpu"]
 
 
 def licence(package: Distribution) -> str:
-    """What a package says of its licence: an expression, classifiers, a field, or the text in its file."""
+    """Return a package's statements of its licence: an expression, classifiers, a field, or the text of its file."""
     said = package.metadata
     classifiers = [entry for entry in said.get_all("Classifier") or [] if entry.startswith("License ::")]
     words = " ".join([said.get("License-Expression") or "", *classifiers, (said.get("License") or "")[:200]])

@@ -223,7 +223,7 @@ AFTERWARDS: dict[str, tuple[str, Callable[[Path], object], set[Code]]] = {
     "a pipe for the weights": (WEIGHTS_NAME, pipe, {*MISSING, BROKEN}),
     "a folder for the weights": (WEIGHTS_NAME, folder_in_place, {*MISSING, BROKEN}),
 }
-"""What happens to an adapter after it was certified: file, damage, codes."""
+"""Damage to an adapter after it was certified: file, damage, codes."""
 
 MANIFESTS: dict[str, dict[str, Any]] = {
     "a file outside": {"files": {"../../x.safetensors": "0" * 64, CONFIG_NAME: "0" * 64}},
@@ -257,7 +257,7 @@ def made(serving_installation: ServingInstallation, tmp_path: Path) -> Made:
 
 
 def refusal(store: AdapterStore, cache: Path, adapter_id: str) -> Code:
-    """The code that an adapter is refused with; the engine's cache has nothing of it."""
+    """Return the code that an adapter is refused with; the engine's cache must not contain any of its files."""
     with pytest.raises(MensError) as refused:
         store.fetch(adapter_id)
     assert refused.value.remedy

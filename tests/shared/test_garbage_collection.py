@@ -13,7 +13,7 @@ from shared.garbage_collection import without_collections
 
 ROOT = Path(__file__).parents[2]
 ENTRY_POINTS = ("api/__main__.py", "worker/app.py", "serving/vllm_server.py")
-"""What starts and stays. A trainer's is `worker/libraries.py` (tests/worker/test_libraries.py)."""
+"""Entry points of the long-running processes. The trainer's is `worker/libraries.py` (tests/worker/test_libraries.py)."""
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ class ApiProcess:
 
 
 def responds(client: httpx.Client) -> bool:
-    """Whether the API behind a client accepts connections."""
+    """Return whether the API behind a client accepts connections."""
     try:
         return client.get("/health").status_code == 200
     except httpx.TransportError:

@@ -33,9 +33,9 @@ def run_smoke(
     """Run a bench with `--smoke`, which must succeed; return the lines of its standard output.
 
     Args:
-        folder: for its output.
-        arguments: of the interpreter, after `-m`.
-        server: what its variants are forked from, with a `RUN` of its own; killed when the run fails. None: the bench
+        folder: folder for its output.
+        arguments: arguments of the interpreter, after `-m`.
+        server: process from which its variants are forked, with a `RUN` of its own; killed when the run fails. None: the bench
             starts one.
         environment: variables to add.
     """

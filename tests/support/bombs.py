@@ -58,7 +58,7 @@ def neighbours_of_bombs(level: Level) -> str:
     """Let an item repeatedly fork, start threads and allocate memory, next to another sandbox, another grader of the
     same sandbox, and a process of the same user. Return ``undisturbed``, or a description of what went wrong.
     """
-    # Without root nothing counts threads at the level landlock, so there are none.
+    # Without root, threads are not limited at the level landlock, so none are started.
     thread = level == "bubblewrap" or os.geteuid() == 0
     items = [{"n": n, "thread": thread} for n in range(20)]
     stop, rounds = threading.Event(), list[list[float]]()

@@ -21,9 +21,9 @@ class ChatServer:
 
     Attributes:
         url: with ``/v1``.
-        bodies: of the requests, in order.
-        headers: of the requests, in order.
-        most_at_once: requests.
+        bodies: body of each request, in order.
+        headers: headers of each request, in order.
+        most_at_once: largest number of concurrent requests.
     """
 
     def __init__(self, answer: Answer) -> None:

@@ -1,4 +1,4 @@
-"""An identity provider on loopback that follows the rules of OpenID Connect, except for those that a test tells it to
+"""An identity provider on loopback that follows the rules of OpenID Connect, except for those that a test makes it
 break.
 """
 

@@ -2,7 +2,7 @@
 
     python independent_loss.py BASE [ADAPTER] < ROWS.jsonl
 
-A program of its own, so that nothing of Mens is imported.
+A separate program, so that no module of Mens is imported.
 """
 
 from __future__ import annotations

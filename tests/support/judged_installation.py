@@ -54,8 +54,8 @@ class Models:
     """Stub of an API and a replica; each model answers a given share of the questions correctly.
 
     Attributes:
-        right: by the model, the share that it answers rightly; a model that is not there is unknown.
-        general: the share of the general questions, where it differs.
+        right: share of questions that a model answers correctly, by model; models without an entry are unknown.
+        general: the same for general questions, if it differs.
         asked: bodies, as they came.
     """
 

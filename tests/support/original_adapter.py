@@ -29,8 +29,8 @@ class OriginalAdapter:
     Attributes:
         layers: logical name → the base's tensor.
         tensors: by the original's name, without a suffix.
-        version: of the sidecar.
-        suffix: what its trainer wrote behind ``lora_a``.
+        version: version of the sidecar.
+        suffix: suffix that its trainer wrote after ``lora_a``.
         sizes: vocabulary and width of the base.
         changes: to the sidecar.
     """
@@ -88,11 +88,11 @@ def make_original(
     Args:
         base: a folder whose tensors decide the shapes.
         era: ``P`` or ``F``.
-        version: of the sidecar.
+        version: version of the sidecar.
         suffix: ``""`` or ``.weight``.
         head: whether there is an ``lm_head``, untrained: its B is zero, on the tied embedding.
         sizes: vocabulary and width of the base.
-        seed: of the numbers.
+        seed: seed of the random numbers.
     """
     shapes = {name: info.shape for name, info in read_folder_tensors(base).items()}
     blocks = sorted({int(name.split(".")[2]) for name in shapes if name.startswith("model.layers.")})

@@ -55,8 +55,8 @@ class PretendedMachine:
     """A simulated machine: its GPUs, driver and torch.
 
     Attributes:
-        cards: of the machine.
-        files: whether they have device files, as everywhere but under WSL2.
+        cards: GPUs of the machine.
+        files: whether the GPUs have device files, as everywhere but under WSL2.
         torch: version of torch; with ``+cpu`` it finds nothing.
     """
 

@@ -18,7 +18,7 @@ from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME,
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
 from shared.base_models.weights import read_tensors
 
-# Before torch is imported: a second thread makes tiny matrices slower, much slower beside another process.
+# Before torch is imported: a second thread makes tiny matrices slower, and much slower next to another process.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 KEY = "test-serving-key"

@@ -16,8 +16,7 @@ class FakeVllm:
     """An application with vLLM's ``state``: a completion stays in the engine until it is released or aborted.
 
     Attributes:
-        calls: the calls by which engine and server were told to drop an adapter, each with the cached files at that
-            moment.
+        calls: calls that made engine and server drop an adapter, each with the cached files at that moment.
         lingers: the engine still has a request when its caller has disconnected and the application has returned.
     """
 

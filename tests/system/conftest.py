@@ -17,7 +17,7 @@ from tests.system.loop import BASE, IMPATIENCE, ROOT, Installation
 from worker.training.lineage import GIT_SHA_VARIABLE, git_sha
 
 SESSION_ALIASES = ("tuned", "assistant")
-"""Of the fixtures here, which several files ask."""
+"""Aliases of the fixtures here, which several files use."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -63,7 +63,7 @@ def names_end_with_their_file(shared: list[Installation]) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tuned(installation: Installation) -> dict[str, Any]:
-    """A finished job that several files ask: with an alias of its name, and with checkpoints that nobody has loaded."""
+    """A finished job that several files use: it has an alias of its name, and checkpoints that no request has loaded."""
     return installation.wait_for_success(installation.train(name="tuned", alias="tuned"))
 
 

@@ -76,7 +76,7 @@ def openai_examples() -> Path:
 
 
 def environment(name: str) -> Path:
-    """The interpreter of an environment that has what `locks/{name}.lock` pins, and nothing of ours."""
+    """Return the interpreter of an environment with the packages that `locks/{name}.lock` pins, and no module of Mens."""
     try:
         return isolated_python(name)
     except PeerMissing as missing:
@@ -104,7 +104,7 @@ def identity_provider() -> Path:
 
 
 def custom_resource_schemas() -> Path:
-    """The program that checks documents of operators' kinds, beside their schemas as the lock file has them."""
+    """Return the program that checks documents of operators' kinds, and their schemas, as the lock file pins them."""
     return _node_programs(CUSTOM_RESOURCES, "custom-resources") / "custom-resources.mjs"
 
 

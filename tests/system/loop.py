@@ -30,9 +30,11 @@ IMPATIENCE = {
     "MENS_SAMPLE_ANSWERS": "0",
     "MENS_LIVE_CHECKPOINTS": "false",
 }
-"""Short enough that a lost worker is noticed within a test, long enough that a busy machine loses none by accident. Without the answers
-that a run draws beside its training, which `test_demo.py` has, and without checkpoints that replicas load beside it, which `test_live_checkpoints.py`
-has."""
+"""Short enough that a lost worker is noticed within a test, long enough that a busy machine loses none by accident.
+
+A run draws no sample answers, which `test_demo.py` tests, and replicas load no checkpoints, which
+`test_live_checkpoints.py` tests.
+"""
 
 
 def mens(*arguments: str, home: Path, timeout: float = 250) -> subprocess.CompletedProcess[str]:

@@ -42,7 +42,7 @@ class Marker:
 
 
 def make_markers(installation: ServingInstallation, count: int, prompts: list[str], tokens: int) -> list[Marker]:
-    """Build, ask and store so many adapters; ``tokens`` is the length of the answers."""
+    """Build, query and store this many adapters; ``tokens`` is the length of the answers."""
     assert count <= MOST
     return [_make(installation, number, prompts, tokens) for number in range(count)]
 

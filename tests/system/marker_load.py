@@ -58,16 +58,16 @@ class Question:
 
 @dataclass
 class Outcome:
-    """What became of a question; times are of the monotonic clock (s).
+    """Outcome of a question; times are of the monotonic clock (s).
 
     Attributes:
-        sent, headed, ended: when it was sent, when its headers were here, when it was over.
-        adapter: what the header says.
-        models: what the body says, in each of its pieces.
+        sent, headed, ended: times when it was sent, when its headers arrived, and when it ended.
+        adapter: adapter that the header names.
+        models: model that each piece of the body names.
         scores: log-probabilities of the prompt's tokens (nats), without the first, which has none.
-        pieces: how many parts of the answer were here.
+        pieces: number of parts of the answer that arrived.
         whole: it ended as an answer ends.
-        error: what the client was told instead.
+        error: the client's error instead.
     """
 
     question: Question
@@ -130,7 +130,7 @@ def _add(piece: dict[str, Any], outcome: Outcome) -> None:
 
 @dataclass(frozen=True)
 class Meaning:
-    """What an alias means from a move on; the move was made between ``began`` and ``ended``."""
+    """Target of an alias after a move; the move was made between ``began`` and ``ended``."""
 
     adapters: frozenset[str]
     began: float
@@ -162,7 +162,7 @@ class MovingAlias:
 
 
 class Load:
-    """Threads that ask all the time.
+    """Threads that send requests continuously.
 
     Args:
         client: makes a client; each thread has its own.
@@ -170,7 +170,7 @@ class Load:
         askers: how many threads.
 
     Attributes:
-        outcomes: of all questions, those under way too.
+        outcomes: outcomes of all questions, including those in flight.
         pause: seconds that a thread waits between two questions.
     """
 
@@ -194,7 +194,7 @@ class Load:
             thread.join()
 
     def wait_for_answers(self, count: int, seconds: float) -> None:
-        """Until so many more questions are over."""
+        """Wait until this many more questions have ended."""
         before = self._over_already()
         eventually(lambda: self._over_already() >= before + count, seconds, f"{count} more questions are over")
 

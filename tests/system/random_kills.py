@@ -24,7 +24,7 @@ AGE_SECONDS = 25.0
 PATIENCE_SECONDS = 40.0
 """How long a victim is waited for before another one is drawn."""
 PAUSED = 0.2
-"""Share of the victims that are stopped and go on, some after their lease has expired."""
+"""Share of the victims that are stopped and continue later, some after their lease has expired."""
 PAUSE_SECONDS = (0.3, 9.0)
 REST_SECONDS = (0.5, 5.0)
 OPEN_JOBS, CALLERS = 2, 2
@@ -39,12 +39,12 @@ POLL_SECONDS = 0.3
 
 @dataclass
 class JobLoad:
-    """Jobs and callers, and what became of them.
+    """Jobs and callers, and their outcomes.
 
     Attributes:
         jobs: id → kind, of every job that was accepted.
         asked: answers by status, and connections that broke by what the client raised, counted.
-        wrong: answers of another adapter than was asked for, or cut short without saying so.
+        wrong: answers of an adapter that was not requested, or cut short without saying so.
         adapters: ids that were published, in their order.
         exact: kind → jobs that have succeeded and say ``bit_exact``.
         over: ids of the jobs that have ended.
@@ -60,7 +60,7 @@ class JobLoad:
     over: set[str] = field(default_factory=set)
 
     def submit(self, number: int) -> None:
-        """Create a job, asking again under the same key for as long as nobody answers."""
+        """Create a job; repeat the request with the same key until it is answered."""
         kind = list(KINDS)[number % len(KINDS)]
         settings = {"epochs": 6, "batch_size": 8, "grad_accum": 1, "learning_rate": 4e-3, "seq_len": 128}
         contract = {
@@ -74,7 +74,7 @@ class JobLoad:
         self.jobs[answer["id"]] = kind
 
     def persist(self, method: str, path: str, **request: Any) -> Any:
-        """An answer of the API that is no outage."""
+        """Return an answer of the API that does not report an outage."""
         while True:
             with suppress(httpx.TransportError), self.installation.connection.client(timeout=10) as client:
                 response = client.request(method, path, **request)
@@ -124,7 +124,7 @@ class JobLoad:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Submit and ask until the block ends; the jobs go on."""
+        """Submit and send requests until the block ends; the jobs continue."""
         over, faults = threading.Event(), []
 
         def guarded(work: Callable[..., None], *arguments: Any) -> None:
@@ -149,7 +149,7 @@ class JobLoad:
 
 @dataclass
 class Misfortune:
-    """What happens to the processes."""
+    """Kills and stops of processes."""
 
     installation: Installation
     random: Random
@@ -163,7 +163,7 @@ class Misfortune:
         name, victim = found
         if self.random.random() < PAUSED:
             self.paused[name] += 1
-            with suppress(psutil.NoSuchProcess):  # it ended meanwhile, with whoever looks after it
+            with suppress(psutil.NoSuchProcess):  # it ended meanwhile, with its supervisor
                 victim.suspend()
                 time.sleep(self.random.uniform(*PAUSE_SECONDS))
                 victim.resume()

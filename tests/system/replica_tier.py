@@ -116,7 +116,7 @@ def make_installation(base: Path) -> ServingInstallation:
 
 
 class Publisher:
-    """Finishes jobs as a worker does: a process beside the API, which is told nothing."""
+    """Finishes jobs as a worker does: in a separate process, without a message to the API."""
 
     def __init__(self, installation: ServingInstallation) -> None:
         url = Settings(home=installation.home).database_url

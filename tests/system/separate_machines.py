@@ -41,7 +41,7 @@ class Machine:
     process: subprocess.Popen[bytes]
 
     def kill(self) -> None:
-        """The power is gone: the process and its children end at once, and nothing is told to anyone."""
+        """Switch the machine off: the process and its children end at once, and nothing is reported."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
 

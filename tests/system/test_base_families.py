@@ -136,7 +136,7 @@ def reference_answers(base: Path, adapter: Path | None, served: Base) -> list[st
 
 
 def is_offered(installation: Installation, model: str) -> bool:
-    """Whether a base answers: a merged model does once its replica was measured."""
+    """Return whether a base answers: a merged model does once its replica was measured."""
     with installation.connection.client() as client:
         body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 1}
         return client.post("/v1/chat/completions", json=body).status_code == 200

@@ -11,7 +11,7 @@ from tests.support.waiting import eventually
 from tests.system.loop import BASE, Installation
 
 PROMPT = list(range(20, 180))
-"""At least a block of the cache; nobody else asks this."""
+"""At least one block of the cache; no other test sends this prompt."""
 
 
 def counted(installation: Installation, what: str) -> float:

@@ -33,7 +33,7 @@ def kill_engine(installation: Installation) -> None:
     "programs", [["valkey", "api"], pytest.param(["serving", "valkey", "api"], marks=pytest.mark.long)], ids=len
 )
 def test_job_survives_the_loss_of_everything_but_its_worker(installation: Installation, programs: list[str]) -> None:
-    kill_program("valkey")(installation)  # before the job can be told to anybody: it queues in the database
+    kill_program("valkey")(installation)  # before the job can be announced: it queues in the database
     # A name of its own: an equal adapter would stay the earlier job's.
     job_id = installation.train(name=f"survivor-{len(programs)}")
     for step, program in zip((10, 20, 30), programs, strict=False):

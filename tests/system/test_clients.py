@@ -15,7 +15,7 @@ pytestmark = pytest.mark.network
 
 LOCKS = ("clients-openai1", "clients-openai2", "clients-openai3", "checkers")
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false", "ANONYMIZED_TELEMETRY": "false"}
-"""What keeps a client from looking for the internet."""
+"""Settings that keep a client from using the internet."""
 
 
 @pytest.mark.parametrize(

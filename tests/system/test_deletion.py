@@ -72,7 +72,7 @@ def test_model_is_deleted_everywhere_and_can_be_trained_again(installation: Inst
 
 
 def kill_the_control_worker(installation: Installation) -> None:
-    """Whoever carries deletions out; supervisord starts it again."""
+    """Kill the process that carries deletions out; supervisord starts it again."""
     os.kill(installation.stack.pid("control"), signal.SIGKILL)
 
 

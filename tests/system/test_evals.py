@@ -52,7 +52,7 @@ def items_of(installation: Installation, path: str) -> list[dict[str, Any]]:
             return found
 
 
-@pytest.mark.long  # two hundred real answers; beside a double: tests/worker/evaluation/test_run.py
+@pytest.mark.long  # two hundred real answers; with a stub: tests/worker/evaluation/test_run.py
 def test_a_killed_worker_costs_no_answer_that_was_stored(installation: Installation) -> None:
     eval_id = make_eval(installation)
     rows = [{"item": {"question": f"Question {number}?", "answer": "no"}} for number in range(ROWS)]

@@ -72,7 +72,7 @@ def test_bad_end_of_a_job_is_named(ended: dict[str, Any], results: int, refusals
     ],
 )
 def test_answer_that_nobody_should_get_is_bad(status: int, body: dict[str, Any], bad: bool) -> None:
-    witness = Witness(installation=None)  # nobody is asked
+    witness = Witness(installation=None)  # it sends no request
     witness.note("upload", status, json.dumps(body))
     assert bool(witness.wrong) == bad
     assert witness.answers["upload"].total() == 1
@@ -94,7 +94,7 @@ def test_row_tells_the_outcome() -> None:
 
 
 def test_page_has_a_row_of_each_trial_in_its_order() -> None:
-    """Of one run: `python -m tests.system.fault_trials` prints the rows."""
+    """The page has the rows of one run, which `python -m tests.system.fault_trials` prints."""
     page = (ROOT / "docs" / "faults.md").read_text()
     rows = re.findall(r"^\| (.+?) \| .+ \| trial `([\w-]+)` \|$", page, re.MULTILINE)
     assert rows == [(trial.fault, name) for name, trial in TRIALS.items()]

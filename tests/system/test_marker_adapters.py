@@ -42,20 +42,20 @@ LONG = "the red fox runs near the forest, a ship sails by the stars; " * 8
 """More than a block of the prefix cache: a block that another adapter filled would be taken if it could be."""
 PROMPTS = [Prompt.plain("the red fox"), Prompt.plain(LONG), Prompt.chat("hello")]
 SCORED_SHARE, SCORE_TOLERANCE = 0.25, 1e-3
-"""Requests, of those that are no stream, with log-probabilities of the prompt; nats between the engine's and transformers'."""
+"""Share of unstreamed requests that ask for the prompt's log-probabilities; largest difference from transformers' (nats)."""
 FIRST_BYTE_SECONDS, PAUSE_SECONDS, STALL_SECONDS, MOVE_SECONDS = 2.5, 4.0, 1.5, 0.4
 WARM_ANSWERS = 60
-"""So many, and every adapter has been asked for, most of them more than once."""
+"""After this many answers, every adapter has been requested, most of them more than once."""
 BREATH_SECONDS = 2.0
 """Between two questions while a replica starts: it needs the processors as well."""
 NOTICED_SECONDS = 10.0
 """How long after a kill a stream may break off."""
 DRAINED_SECONDS = 90.0
-"""How long after it was told to stop a replica may go on with what is under way."""
+"""Longest time that a replica may continue with requests in flight after it was stopped."""
 PATIENCE_SECONDS = 180.0
-"""What a busy machine may need for a state or a number of answers."""
+"""Longest time that a busy machine may need for a state or a number of answers."""
 MOVES = 20
-"""Of each alias that people move, at least."""
+"""Smallest number of moves of each alias."""
 KNOWN_SECONDS = 10.0
 """How long after a job's end its alias may still mean what it did: other processes look a few times a second, when they come to run."""
 
@@ -90,7 +90,7 @@ class World:
         return {alias.name: alias for alias in (*self.moved, self.latest)}
 
     def question(self, random: Random) -> Question:
-        """What is asked next: mostly what is moved, the rest by ids, the base now and then."""
+        """Make the next question: mostly for aliases that move, the rest for ids, and the base now and then."""
         streamed, user = random.random() < 0.6, f"user-{random.randrange(USERS)}"
         prompt, tokens = random.choice(PROMPTS), random.choice(LENGTHS)
         scored = not streamed and random.random() < SCORED_SHARE
@@ -100,7 +100,9 @@ class World:
         return Question(model, prompt, tokens, streamed, user, scored)
 
     def lost(self, outcome: Outcome) -> bool:
-        """There is no whole answer, and it is no stream that a kill broke off in sight of the client."""
+        """Return whether the answer is not complete, and is not a stream that a kill interrupted in sight of the
+        client.
+        """
         if outcome.whole and not outcome.error:
             return False
         at_a_kill = any(0 <= outcome.ended - kill < NOTICED_SECONDS for kill in self.kills)
@@ -184,7 +186,7 @@ def approx(scores: list[float]) -> Any:
 
 
 def check_the_markers(world: World) -> None:
-    """Each answers in letters that are its own, so that one token tells who answered."""
+    """Each answers with letters of its own, so one token shows which adapter answered."""
     letters = [letter for marker in world.markers.values() for letter in marker.letters]
     assert len(set(letters)) == len(letters)
     for marker in world.markers.values():
@@ -199,7 +201,10 @@ def check_the_markers(world: World) -> None:
 
 
 def make_trouble(world: World, load: Load) -> set[str]:
-    """Kill, start again, pause the other, stop it; new adapters come. What the new replica had loaded when it was up."""
+    """Kill a replica and start it again, pause and stop the other one, and publish new adapters.
+
+    Returns the adapters that the new replica had loaded when it was up.
+    """
     victim, other = world.tier.replicas
     load.wait_for_answers(WARM_ANSWERS, PATIENCE_SECONDS)
     pause_amid_streams(load, victim)
@@ -230,7 +235,7 @@ def make_trouble(world: World, load: Load) -> set[str]:
 
 
 def pause_amid_streams(load: Load, replica: Program) -> None:
-    """Leave the replica paused, with a stream that has begun there and does not go on."""
+    """Leave the replica paused, with a stream that has begun there and does not continue."""
     for _ in range(50):
         replica.pause()
         before = load.begun()
@@ -248,7 +253,7 @@ def kill(world: World, replica: Program) -> None:
 
 
 def publish_one_more(world: World) -> None:
-    """A job finishes beside the API; its adapter can be asked for as soon as the API knows it."""
+    """A job finishes outside the API; its adapter can be requested as soon as the API knows it."""
     adapter_id = world.newcomers.pop(0)
     world.latest.move(lambda: world.publisher.publish([adapter_id], world.latest.name), slack=KNOWN_SECONDS)
     deadline = time.monotonic() + KNOWN_SECONDS
@@ -269,7 +274,7 @@ def moving(world: World) -> Iterator[None]:
                 move(client, world, alias, random, random.choice(["PUT", "PUT", "rollback"]))
 
     with world.tier.client() as client, ThreadPoolExecutor(1) as thread:
-        for alias in world.moved * 2:  # twice, as there is no way back from the first move
+        for alias in world.moved * 2:  # twice, because the first move cannot be rolled back
             move(client, world, alias, random, "PUT")
         mover = thread.submit(keep_moving)
         try:

@@ -94,7 +94,7 @@ def mens(*arguments: str, code: int = 0) -> str:
 
 
 def run_program(base_url: str, key: str) -> list[str]:
-    """What the team's program prints: base URL and key are all that it is given."""
+    """Return the output of the team's program, which gets only a base URL and a key."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key},

@@ -19,7 +19,7 @@ GPT = "gpt-3.5-turbo"
 
 
 def run(installation: Installation, program: str, *arguments: str) -> str:
-    """What a program prints that is given base URL and key as OpenAI's clients read them."""
+    """Return the output of a program that gets base URL and key as OpenAI's clients read them."""
     connection = installation.connection
     done = subprocess.run(
         [shutil.which("node") or "node", program, *arguments],

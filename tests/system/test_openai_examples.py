@@ -30,7 +30,7 @@ EXPECTED = {
 
 
 def run(program: Path, installation: Installation, *arguments: str) -> str:
-    """What a program prints that knows of Mens only what OpenAI's environment variables say."""
+    """Return the output of a program that gets only OpenAI's environment variables."""
     connection = installation.connection
     environment = {**os.environ, "OPENAI_BASE_URL": f"{connection.url}/v1", "OPENAI_API_KEY": connection.key}
     done = subprocess.run(

@@ -95,7 +95,7 @@ def test_adapter_says_how_it_was_tuned(installation: Installation, preferred: Fi
 
 
 def test_supervised_jobs_and_one_on_pairs_continue_each_other(installation: Installation, client: OpenAI) -> None:
-    """SFT, SFT, DPO, each from the last one's model, created and followed by OpenAI's client alone."""
+    """SFT, SFT, DPO, each from the previous model, created and followed by OpenAI's client alone."""
     chats = [
         {"messages": [{"role": "user", "content": each}, {"role": "assistant", "content": LONG}]} for each in QUESTIONS
     ]

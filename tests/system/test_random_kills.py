@@ -56,7 +56,7 @@ def test_nothing_is_lost_doubled_stuck_or_different(installation: Installation) 
 
 
 def unexplained(job: dict[str, Any]) -> str | None:
-    """What is odd about how a job has ended: it succeeded once, or it was really tried as often as it may be."""
+    """Return a fault of a job's end: it must have succeeded once, or used all attempts that it may have."""
     ended = [event["message"] for event in job["events"] if event["message"].startswith("Job succeeded")]
     if job["state"] == "succeeded":
         return None if len(ended) == 1 else f"{job['id']} has succeeded {len(ended)} times"

@@ -90,7 +90,7 @@ def folder_of(installation: Installation, adapter: str) -> Path:
 
 
 def answers_a_ticket(installation: Installation, model: str) -> bool:
-    """Whether a model answers the first held-out message with the fields of a ticket, and ends its turn there."""
+    """Return whether a model answers the first held-out message with the fields of a ticket, and ends its turn there."""
     prompt = json.loads(tickets("tickets.heldout.jsonl", 1))["messages"][:-1]
     body = {"model": model, "messages": prompt, "temperature": 0, "max_tokens": 64}
     answer = installation.call("POST", "/v1/chat/completions", json=body)["choices"][0]

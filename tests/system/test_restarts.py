@@ -22,8 +22,11 @@ BACK_SECONDS = 60
 """As docs/architecture.md states, of all but a replica, which takes as long as vLLM needs to start."""
 REPLICA_BACK_SECONDS = 180
 HAVE_CHILDREN = ("control", "serving")
-"""Programs with processes beside their own that stay: the beat, and the engine. Others come and go, such as those in which a worker and
-the API try what their sandboxes and compilers hold, seconds after their start, and which are named by whatever they run."""
+"""Programs with permanent child processes: the beat, and the engine.
+
+Other children are temporary, such as those in which a worker and the API probe their sandboxes and compilers some
+seconds after their start; they have the name of the program that they run.
+"""
 
 
 def descendants(installation: Installation) -> dict[int, str]:
@@ -38,7 +41,7 @@ def descendants(installation: Installation) -> dict[int, str]:
 
 
 def _stays(process: psutil.Process) -> bool:
-    """Whether it is there as long as its program is, and has not ended since it was listed."""
+    """Return whether the process lives as long as its program, and has not ended since it was listed."""
     try:
         command = " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # of a zombie as well

@@ -108,7 +108,9 @@ def run(
     phases: str = PHASES,
     checks: tuple[str, ...] = CHECKS,
 ) -> None:
-    """One run, which must find nothing; so many examples an operation, beside what the coverage phase derives."""
+    """Do one run, which must find no fault, with this many examples per operation in addition to those of the coverage
+    phase.
+    """
     (folder / "schemathesis.toml").write_text(written)
     command = [str(environment("checkers")), "-m", "schemathesis.cli", "run", str(document), "--no-color"]
     command += ["--seed", SEED, "--max-examples", str(examples), "--phases", phases]

@@ -181,7 +181,7 @@ def test_a_task_that_is_not_there_is_named(mens: Any, task: Path, tmp_path: Path
 def test_prompts_of_token_ids_are_echoed_with_their_scores(
     installation: Installation, assistant: str, tokens: int
 ) -> None:
-    """What the harness sends, with several prompts in one request, of a base and of an adapter."""
+    """Requests as the harness sends them, with several prompts in one request, for a base and for an adapter."""
     texts = ["Count from 1 to 5.", "Where is the truth about a job kept?"]
     ids = [installation.call("POST", "/v1/tokenize", json={"model": BASE, "prompt": text})["tokens"] for text in texts]
     wanted = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": tokens, "temperature": 0, "seed": 1234}

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.timeout(600)]
 PAGE = (ROOT / "docs" / "corpus.md").read_text().partition("\n## Tables\n")[2]
 TABLE = (ROOT / "examples" / "tickets.sql").read_text()
 ANSWER = "Press the wheel once."
-"""Of the row that the page's question is about."""
+"""Answer of the row that the page's question is about."""
 
 
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.long])])

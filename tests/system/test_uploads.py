@@ -39,7 +39,7 @@ def new_installation(home: Path, postgres_server: PostgresServer) -> tuple[ApiSe
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory, postgres_server: PostgresServer) -> Iterator[tuple[ApiProcess, str]]:
-    """An API that nobody kills, and a key for it."""
+    """An API that is never killed, and a key for it."""
     settings, secret = new_installation(tmp_path_factory.mktemp("uploads"), postgres_server)
     with start(settings) as api:
         yield api, secret

@@ -108,7 +108,7 @@ def reading(request, tmp_path) -> SimpleNamespace:
 
 
 def assistant_text(reading: SimpleNamespace, chat: list[dict[str, Any]], tools: Any = None) -> str:
-    """What the assistant wrote in a chat, as the engine returns it: from its header to the end of its turn."""
+    """Return the assistant's turn in a chat as the engine returns it: from its header to its end."""
     header = reading.ours.render(chat[:1], add_generation_prompt=True).text.rpartition(QUESTION)[2]
     turn = reading.ours.render(chat, tools).text.rpartition(QUESTION)[2]
     assert turn.startswith(header)

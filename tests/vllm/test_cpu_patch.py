@@ -17,7 +17,7 @@ ROWS = (0, 1, 2, 0)
 
 
 def lora_delta(wrapper_class):
-    """What a LoRA layer adds to each row, and what it should add to the adapters' rows."""
+    """Return the values that a LoRA layer adds to each row, and those that it should add to the adapters' rows."""
     import torch
     from vllm.lora.layers import LoRAMapping
 
@@ -71,7 +71,9 @@ def test_vllm_still_needs_the_patch():
 
 
 def head_delta(wrapper_class, rows):
-    """What a LoRA of ``lm_head`` adds to the logits of so many rows, and what the adapters 1 and 2 would add to each."""
+    """Return the values that a LoRA of ``lm_head`` adds to the logits of this many rows, and those that the adapters 1
+    and 2 would add to each.
+    """
     import torch
     from vllm.lora.layers import LoRAMapping
 
@@ -145,7 +147,7 @@ def running(server):
 
 
 def test_prompts_are_scored_beside_streams(vllm_server, serving_installation):
-    """Anybody's ``echo`` with ``logprobs``, and every job's own proof, beside whatever else the batch has."""
+    """A caller's ``echo`` with ``logprobs``, and every job's own proof, together with all other requests of the batch."""
     models = [serving_installation.entry.name, serving_installation.publish("scored", seed=31).adapter_id]
 
     def ask(**body):

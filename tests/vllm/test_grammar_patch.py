@@ -101,7 +101,7 @@ def test_a_valid_schema_that_xgrammars_cache_breaks_is_served(
 
 
 def test_xgrammars_cache_still_breaks_long_repetitions() -> None:
-    """When this fails, xgrammar is mended: compile with its cache alone again."""
+    """When this fails, xgrammar is fixed: compile with its cache alone again."""
     from xgrammar import GrammarCompiler, TokenizerInfo
 
     vocabulary = TokenizerInfo([bytes([number]) for number in range(256)], stop_token_ids=[0])

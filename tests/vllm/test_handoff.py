@@ -49,7 +49,7 @@ def handed_off(
 
 
 def follow_transformers(base: Path, folder: Path, expression: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the model of the expression continues the prompt with; of names the expression has those of the two packages alone."""
+    """Return the model's continuation of the prompt; the expression may use only the names of the two packages."""
     import peft
     import transformers
 

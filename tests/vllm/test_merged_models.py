@@ -38,7 +38,7 @@ def database_url(sqlite_template: Path, tmp_path: Path) -> str:
 def certifier(
     serving_installation: ServingInstallation, merged_server: VllmServer, database: Database
 ) -> BaseCertifier:
-    """What the control worker runs."""
+    """The certifier as the control worker runs it."""
     settings = WorkerSettings(home=serving_installation.home, serving_urls=[merged_server.url], serving_key=KEY)
     return BaseCertifier(settings, BaseCertificates(database))
 
@@ -93,7 +93,7 @@ def test_a_replica_of_other_weights_than_were_merged_is_not_offered(
     serving_installation: ServingInstallation,
     tmp_path: Path,
 ) -> None:
-    """The merge has recorded other scores than the replica's: either of the two computes another model."""
+    """The merge has recorded scores that differ from the replica's: one of the two computes a different model."""
     path = serving_installation.home / "bases" / merged.name / PROBES_NAME
     raw, catalog_path = path.read_bytes(), certifier.settings.catalog_path
     catalog = load_catalog(catalog_path)

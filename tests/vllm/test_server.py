@@ -308,7 +308,7 @@ def test_scraper_gets_ours_beside_vllms_own(vllm_server):
 
 
 def test_engine_is_a_fork_of_the_server(vllm_server):
-    """A new interpreter would have a process beside it that clears up after both."""
+    """A new interpreter would start another process that cleans up after both."""
     commands = [" ".join(process.cmdline()) for process in psutil.Process(vllm_server.pid).children()]
     assert any("EngineCore" in command for command in commands)
     assert not any("multiprocessing" in command for command in commands)

@@ -62,7 +62,7 @@ TOOLS = st.lists(FUNCTION, max_size=3).map(
 
 
 def has_text(content: Any) -> bool:
-    """Whether a row may have this content of a user: one without any is refused."""
+    """Return whether a row may have this content of a user: a row without any is refused."""
     return bool(content) if isinstance(content, str) else any(part["text"] for part in content)
 
 

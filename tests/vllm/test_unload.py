@@ -29,7 +29,7 @@ from tests.support.waiting import eventually
 PATIENCE_SECONDS = 60
 STOP_SECONDS = 60
 BUSY_CHOICES = 24
-"""So many choices of one request keep the engine busy for seconds: what waits for it cannot begin at once."""
+"""This many choices of one request keep the engine busy for seconds, so no waiting request can begin at once."""
 MAX_TRIES = 5
 WAITING = "vllm:num_requests_waiting"
 
@@ -166,7 +166,7 @@ def test_queued_requests_end_before_files_are_removed(client, server, serving_in
 
 
 def test_unload_while_callers_disconnect(client, server, serving_installation, deleted, kept):
-    """vLLM returns before it has told the engine that such a request is over."""
+    """vLLM returns before it has reported to the engine that such a request has ended."""
     for round_ in range(6):
         publish_again(serving_installation, deleted)
         clients = [server.client() for _ in range(6)]

@@ -59,7 +59,7 @@ def test_vllm_still_needs_the_patch() -> None:
 
 
 def test_json_has_little_white_space_and_fits_its_schema(client: httpx.Client, serving_installation: Any) -> None:
-    """A random model would go on with line breaks until its tokens are over."""
+    """A random model would continue with line breaks until its tokens are used up."""
     numbers = {"type": "object", "properties": {"n": {"type": "boolean"}}, "required": ["n"]}
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": numbers | {"additionalProperties": False}}}
     for seed in range(12):
@@ -92,7 +92,7 @@ def test_white_space_in_a_call_is_bounded() -> None:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "p"}}])
 def test_forced_call_fits_its_functions_schema(client: httpx.Client, serving_installation: Any, choice: Any) -> None:
-    """Of a random model, which without the schema would call with any JSON. Its context is short."""
+    """Without the schema, a random model would call with any JSON. Its context is short."""
     function = {"name": "p", "parameters": {"properties": {"c": {"enum": [7, 8]}}, "required": ["c"]}}
     for seed in range(4):
         body = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-# Before torch is imported: a second thread makes tiny matrices slower, much slower beside another process.
+# Before torch is imported: a second thread makes tiny matrices slower, and much slower next to another process.
 os.environ["OMP_NUM_THREADS"] = "1"
 # As the trainer does by itself: MKL reads it once, at the first product of whichever test comes first.
 os.environ["MKL_CBWR"] = "AUTO"
@@ -97,7 +97,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests that load torch, so that they are no part of the unit tier."""
+    """Mark the tests that load torch, so that the unit tier excludes them."""
     for item in items:
         if HERE not in item.path.parents:
             continue
@@ -113,7 +113,7 @@ SAMPLE_PLACES = {HERE / place for place in ("jobs/test_finetune.py", "training/s
 
 @pytest.fixture(autouse=True, scope="module")
 def no_sample_answers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """They are no part of a run's result, and two thirds of a tiny run's time."""
+    """They do not belong to a run's result, and take two thirds of a tiny run's time."""
     with pytest.MonkeyPatch.context() as patch:
         if not SAMPLE_PLACES & {request.path, *request.path.parents}:
             patch.setenv("MENS_SAMPLE_ANSWERS", "0")
@@ -216,7 +216,7 @@ class WorkerInstallation:
     def expire_lease(self, job_id: str) -> None:
         """Let the job's lease expire and sweep, as if its worker had been silent for long.
 
-        Of a worker that is not silent, a heartbeat between the two extends the lease again.
+        If the worker is not silent, a heartbeat between the two extends the lease again.
         """
         while self.jobs.get(job_id).state is JobState.RUNNING:
             with self.database.engine.begin() as connection:

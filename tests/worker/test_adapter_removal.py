@@ -36,7 +36,7 @@ DRAINING = (202, {"id": "demo@a", "state": "draining", "requests": 1})
 
 @dataclass
 class UnloadingReplica:
-    """Returns its responses one by one, the last for ever.
+    """Returns its responses one by one, and repeats the last one.
 
     Attributes:
         seen: method, path, query and key of each request.

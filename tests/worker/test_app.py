@@ -53,7 +53,7 @@ class Recorder(Scheduler):
         self.sent += 1
 
     def sends_again(self, seconds: float) -> bool:
-        """Whether a task is due within this time."""
+        """Return whether a task is due within this time."""
         before, end = self.sent, time.monotonic() + seconds
         while self.sent == before and time.monotonic() < end:
             self.tick()

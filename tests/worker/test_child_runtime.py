@@ -166,7 +166,7 @@ def test_stop_does_not_hide_the_failure_of_another_process(tmp_path, several, co
 
 
 def test_run_by_hand_that_is_terminated_is_cancelled(tmp_path, by_hand):
-    """Nobody notes there that a stop was requested."""
+    """No process notes there that a stop was requested."""
     assert run_engine(raising(StopRequested(EXIT_CANCELLED)), tmp_path) == 0
     assert not (tmp_path / "error.json").exists()
 

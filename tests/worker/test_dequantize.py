@@ -28,7 +28,7 @@ def tensors_of(folder):
 
 
 def trained_weights(base, double_quant):
-    """What training computes with, layer by layer, from the model that the trainer loads."""
+    """Return the weights that training computes with, layer by layer, from the model that the trainer loads."""
     from bitsandbytes.functional import dequantize_4bit
     from bitsandbytes.nn import Linear4bit
 

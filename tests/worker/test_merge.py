@@ -178,7 +178,9 @@ def test_fidelity_is_what_whole_models_say(merged, adapter, tiny):
 
 
 def test_probes_are_what_whole_models_say_of_each_token(merged, adapter, tiny):
-    """What replicas are compared with: the merged model's scores and the base's, of the tokens that the probe chats end with."""
+    """Replicas are compared with the scores of the merged model and of the base, for the last tokens of the probe
+    chats.
+    """
     recorded = MergeProbes.model_validate_json((merged / "model" / PROBES_NAME).read_bytes())
     assert recorded.model_digest == digest_file(merged / "model" / MODEL_MANIFEST_NAME)
     assert [probe.token_ids for probe in recorded.probes] == probe_ids(tiny.base)
@@ -284,7 +286,7 @@ def test_llama_merges_too(tiny_llama, tmp_path):
 
 @pytest.mark.long
 def test_the_process_tells_a_refusal_in_its_error_file(adapter, tiny, tmp_path):
-    """What is refused is tried in this process above, and how a process tells an error in `test_child_runtime.py`."""
+    """The tests above check refusals in this process; `test_child_runtime.py` tests how a process reports an error."""
     run = merge_run(adapter, tiny.base, tiny.entry.digests | {"config.json": "0" * 64})
     (tmp_path / PLAN_NAME).write_text(run.model_dump_json())
     command = [sys.executable, "-m", "worker.merge", str(tmp_path / PLAN_NAME), str(tmp_path)]

@@ -24,7 +24,7 @@ def test_every_place_that_loads_torch_exists() -> None:
 
 @pytest.mark.torch  # the unit tier looks at itself (tests/conftest.py), and has no time to be collected twice
 def test_unit_tier_is_collected_without_torch() -> None:
-    """That its tests run without torch, the fixture `torch_is_not_loaded` checks."""
+    """The fixture `torch_is_not_loaded` checks that its tests run without torch."""
     command = [sys.executable, "-c", COLLECT, str(Path(__file__).parent)]
     collected = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert collected.returncode == 0, collected.stdout[-2000:] + collected.stderr[-2000:]

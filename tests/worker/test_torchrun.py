@@ -107,7 +107,7 @@ def until(condition, what: str):
 
 
 def ready(engine: ChildProcess) -> list[dict]:
-    """What both processes say of themselves, once they are there."""
+    """Return the reports of both processes, once they run."""
 
     def both():
         path = engine.run_dir / TELEMETRY_NAME

@@ -211,7 +211,7 @@ class SlowValidation:
         return self.seconds
 
     def look(self) -> None:
-        """What the worker does now and then."""
+        """Do the worker's periodic work."""
         lines = telemetry(self._run_dir)
         self.watch.note(lines[self._seen :])
         self._seen = len(lines)

@@ -62,7 +62,9 @@ def endless(tiny, tmp_path_factory):
 
 @pytest.mark.long
 def test_sigterm_cancels(endless, tmp_path):
-    """What the signal means is in `test_child_runtime.py`, how a run ends with it in `test_train.py`; the next is a process."""
+    """`test_child_runtime.py` tests the meaning of the signal, `test_train.py` how a run ends with it; this test sends it to a
+    process.
+    """
     assert signal_in_mid_run(start(endless, tmp_path), tmp_path, signal.SIGTERM) == EXIT_CANCELLED
     assert list_checkpoints(tmp_path) == []
     assert not (tmp_path / ERROR_NAME).exists()
@@ -91,7 +93,7 @@ def test_bad_data_ends_with_a_coded_error(tiny, tmp_path):
 
 
 def test_the_process_trains_what_the_function_trains(tiny, tmp_path, monkeypatch):
-    """Though its hash seed and its heap are others."""
+    """The process has a different hash seed and a different heap."""
     run = tiny.plan_run(tmp_path, exec={"epochs": 1})
     process = start(run, tmp_path / "process", PYTHONHASHSEED="1", MALLOC_ARENA_MAX="2")
     output = process.communicate(timeout=ENGINE_SECONDS)[0].decode()

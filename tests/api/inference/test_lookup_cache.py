@@ -59,7 +59,7 @@ def run(test: Callable[[LookupCache], Awaitable[None]], database: Database) -> N
 
 async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await holds():  # noqa: ASYNC110 (there is no event to wait for)
+        while not await holds():  # noqa: ASYNC110 (no event exists to wait for)
             await asyncio.sleep(0.01)
 
 
@@ -143,7 +143,7 @@ def test_rendered_lists_are_kept_until_a_change_and_within_their_bytes(
 
 
 async def has_counter(lookup: LookupCache) -> bool:
-    """Whether the counter has been read."""
+    """Return whether the counter has been read."""
     return lookup._count is not None
 
 
@@ -335,7 +335,7 @@ def test_writes_of_other_tables_keep_the_cache(database: Database, adapters: Non
 
 
 class Outage:
-    """Makes every new transaction fail as it does when the server is not there."""
+    """Makes every new transaction fail as without a server."""
 
     def __init__(self, database: Database) -> None:
         self.is_on = False

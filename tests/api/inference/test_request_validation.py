@@ -196,7 +196,7 @@ def test_wrong_field_is_refused(validate: Any, wrong: dict[str, Any], param: str
 
 @pytest.mark.torch
 def test_installed_vllm_accepts_what_is_refused_here() -> None:
-    """What vLLM refuses by itself needs no check in the path of each request."""
+    """No check is needed in each request's path for fields that vLLM itself refuses."""
     chats = pytest.importorskip("vllm.entrypoints.openai.chat_completion.protocol")
     completions = pytest.importorskip("vllm.entrypoints.openai.completion.protocol")
     responses = pytest.importorskip("vllm.entrypoints.openai.responses.protocol")

@@ -56,7 +56,7 @@ def api(app: FastAPI, replica: FakeReplica) -> Iterator[httpx.Client]:
 
 
 def sent(api: httpx.Client, replica: FakeReplica, path: str = "/v1/chat/completions", **body: Any) -> dict[str, Any]:
-    """What the replica gets of a request."""
+    """Return the body that the replica gets for a request."""
     replica.asked.clear()
     assert api.post(path, json=body).status_code == 200
     (found,) = replica.asked
@@ -82,7 +82,7 @@ def test_a_base_has_none(api: httpx.Client, replica: FakeReplica) -> None:
 
 
 def test_a_merged_base_has_those_of_its_adapter(app: FastAPI, api: httpx.Client, replica: FakeReplica) -> None:
-    """What is stored in the catalogue; `tests/api/routes/test_merged_bases.py` has when such a base is offered."""
+    """The catalogue's stored entry; `tests/api/routes/test_merged_bases.py` tests when such a base is offered."""
     bases = app.state.services.catalog().bases
     merged = bases[0].model_copy(update={"name": "merged", "template_arguments": OFF})
     save_catalog(app.state.services.settings.catalog_path, Catalog(bases=[*bases, merged]))

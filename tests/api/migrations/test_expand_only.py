@@ -32,7 +32,7 @@ CONTRACTED: dict[str, list[str]] = {}
 
 
 def contracting_steps(before: MetaData, after: MetaData) -> Iterator[str]:
-    """What a process that was written for one schema can no longer do, or no longer leave out, on the next one."""
+    """Yield the changes because of which a process for one schema fails on the next one."""
     for name, table in before.tables.items():
         if name not in after.tables:
             yield f"{name} is gone"

@@ -52,7 +52,7 @@ NO_REQUEST = {
     "EvalRunList", "EvalRunOutputItem", "EvalRunOutputItemList", "EvalStoredCompletionsDataSourceConfig", "EvalStoredCompletionsSource",
     "WebhookEvalRunCanceled", "WebhookEvalRunFailed", "WebhookEvalRunSucceeded",
 }  # fmt: skip
-"""Schemas whose examples are no requests: their shapes are those of what is answered."""
+"""Schemas whose examples are responses, not requests."""
 
 
 class Judge:
@@ -124,7 +124,7 @@ def expected_of(example: dict[str, Any]) -> dict[str, Any]:
 
 
 def outcome_of_grader(client: OpenAI, example: dict[str, Any]) -> dict[str, Any]:
-    """What became of a grader, in the fields of an example."""
+    """Return the outcome of a grader, in the fields of an example."""
     sent = example["grader"]
     # The exceptions of docs/evaluation.md: the client's types take neither a map of graders, which is what OpenAI sends, nor a label_model,
     # which no fine-tuning job of OpenAI's takes by itself.

@@ -18,7 +18,7 @@ def soon(seconds: float = 20) -> float:
 
 
 class Database:
-    """Answers once it is told to, and counts how often it was asked."""
+    """Answers once a test lets it, and counts its calls."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -227,7 +227,7 @@ def test_unprintable_model_names_are_unknown(client: TestClient, adapters: str, 
 
 
 def test_version_zero_is_a_name_that_does_not_exist_yet(client: TestClient, adapters: str) -> None:
-    """So the console makes an alias only if nobody else has meanwhile."""
+    """The console creates an alias only if no other caller has created it meanwhile."""
     headers = {"If-Match": '"0"'}
     assert client.put("/v1/aliases/fresh", json={"adapter": NEW}, headers=headers).status_code == 200
     again = client.put("/v1/aliases/fresh", json={"adapter": NEW}, headers=headers)

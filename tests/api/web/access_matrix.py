@@ -44,7 +44,7 @@ class Rule(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of object: how one is made, and the error code when there is none."""
+    """A kind of object: a function that creates one, and the error code when none exists."""
 
     make: Callable[[Installation, str], str]
     unknown: str

@@ -166,7 +166,7 @@ def test_jobs_over_the_limit_are_answered_by_the_database(polled: Polled, monkey
 
 
 def talk(polled: Polled, sent: bytes) -> bytes:
-    """What comes back to raw bytes, until the server closes the connection, at the latest after a second without a request."""
+    """Return the response to raw bytes, until the server closes the connection or one second passes without a request."""
     url = polled.client.base_url
     received = b""
     with socket.create_connection((url.host, url.port), timeout=60) as connection:

@@ -145,7 +145,7 @@ def test_paths_and_queries_bring_none(app: FastAPI, client: TestClient) -> None:
 
 
 def send_beside(app: FastAPI, held: int, size: int, tenant: str = "acme", *, is_declared: bool = True) -> int:
-    """The status of a request with a body of so many bytes, while others of ``acme`` hold some of its 1000."""
+    """Return the status of a request whose body has this many bytes, while others of ``acme`` hold some of its 1000."""
     buffers = BodyBuffers(1000)
     object.__setattr__(app.state.services, "body_buffers", buffers)
     secret = app.state.services.keys.create(f"{tenant}-{size}-{held}-{is_declared}", tenant)[1]

@@ -27,7 +27,7 @@ NO_COMMAND = (
     "GET /v1/webhook_endpoints",
     "DELETE /v1/webhook_endpoints/{id}",
 )
-"""Routes for which there is no command."""
+"""Routes without a command."""
 
 
 def error(code: Code, field: str | None = None, remedy: str = "", **details: Any) -> dict[str, Any]:

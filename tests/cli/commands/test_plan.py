@@ -266,7 +266,7 @@ def test_the_name_of_a_bases_folder_is_not_in_the_contracts_digest(base: Path, r
 def test_usable_gpu_is_planned_for_with_its_memory(
     base: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: str, mebibytes: int
 ) -> None:
-    """Of two cards with the smaller one's memory, of a MIG instance with its own."""
+    """The plan uses the smaller card's memory of two, and of a MIG instance its own memory."""
     pretend(MACHINES[machine], tmp_path / "gpu", monkeypatch)
     found = json.loads(runner.invoke(app, ["plan", str(rows), "--model", str(base), "--json"]).output)
     assert found["device"] == {"device": "cuda", "source": "this machine"}

@@ -56,7 +56,7 @@ def catalog(installation: CliInstallation, tmp_path: Path) -> Catalog:
 
 @pytest.fixture
 def api(installation: CliInstallation, catalog: Catalog) -> Iterator[httpx.Client]:
-    """The installation beside a replica of ``small``."""
+    """An installation whose replica serves ``small``."""
     with _running(installation, catalog.get("small")) as client:
         yield client
 

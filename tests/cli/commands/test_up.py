@@ -222,7 +222,7 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template:
 
 
 class Telling(Console):
-    """A console that makes a file once it was told that something is ready again."""
+    """A console that creates a file once a program is reported ready again."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()

@@ -268,7 +268,7 @@ print(report.rows, peak)
 @pytest.mark.long
 @pytest.mark.parametrize("form", ["lines", "array", "csv", "parquet"])
 def test_memory_does_not_grow_with_the_file(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of ten times as many rows takes no more memory than one of so many, but for a few megabytes."""
+    """A file of ten times as many rows takes at most a few megabytes more memory."""
     peaks = []
     for count in (2_000, 20_000):
         rows = [{"question": f"{number} " + "q" * 500, "answer": "a" * 500} for number in range(count)]

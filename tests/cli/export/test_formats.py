@@ -64,7 +64,7 @@ def test_the_original_reads_its_own_tensors_again(stored: Downloaded, tmp_path: 
     new = parse_sidecar((target / V3_NAME).read_bytes())
     assert mapped_layers(new) == mapped_layers(old)
     assert (new.rank, new.alpha, new.vocab, new.d_model) == (old.rank, old.alpha, old.vocab, old.d_model)
-    assert not (target / V2_NAME).exists()  # version 2 names the head, which nobody has trained here
+    assert not (target / V2_NAME).exists()  # version 2 names the head, which was not trained here
 
 
 def test_the_oci_layout_is_one_of_the_specification(stored: Downloaded, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_equal_rows_are_found_beyond_those_compared_for_similarity(
 
 
 def test_digests_are_kept_once() -> None:
-    """44 bytes a row, its rating, and what arrays reserve for the next rows."""
+    """44 bytes per row, its rating, and the memory that arrays reserve for the next rows."""
     count, drawn = 2_000, np.random.default_rng(7)
     finder = DuplicateFinder(exact=True, near=0.8, expected_rows=1_000)
     tracemalloc.start()
@@ -62,7 +62,7 @@ def test_digests_are_kept_once() -> None:
 
 
 def test_index_of_near_rows_is_gone_when_equal_rows_are_sorted() -> None:
-    """Both together were the most that a mix held."""
+    """Otherwise a mix would hold both at the same time."""
     digests, sketches = fingerprints(["a b c", "d e f"])
     tracemalloc.start()
     try:

@@ -19,7 +19,7 @@ FIELDS = (
     "run_id", "total_samples", "format_validity", "safety_rejection_rate", "vox_parse_rate", "construct_coverage", "construct_total",
     "construct_coverage_pct", "quality_proxy", "context_breakdown", "modal_breakdown",
 )  # fmt: skip
-"""Of the original's ``eval_results.json``."""
+"""Keys of the original's ``eval_results.json``."""
 STUB = "```python\ndef add(a, b):\n    # TODO: the sum\n    return a\n```"
 
 
@@ -97,7 +97,7 @@ gates:
 """
     rows = [row(GOOD, category="function") for _ in range(20)]
     passed = statuses(write(tmp_path, *rows), policy)
-    # Nobody has measured the scope; gates on the training and on models are not about a file.
+    # The scope was not measured; gates on the training and on models do not concern a file.
     assert passed == {
         "eval_local": "passed", "anti_stub": "passed", "modal_mix": "passed", "per_context.function": "missing_evidence",
     }  # fmt: skip

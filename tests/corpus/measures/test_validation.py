@@ -57,7 +57,7 @@ def test_blocks_are_taken_by_other_names_of_a_language_and_without_a_name(tmp_pa
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(content) + "\n" for content in rows))
     assert validate(path, tmp_path / "out", ["python"]).quarantined == {"NOT_COMPILING": 4}
-    # Of two languages nobody knows which one a block without a name has.
+    # With two languages, the language of a block without a name is unknown.
     assert validate(path, tmp_path / "out", ["python", "sql"]).quarantined == {"NOT_COMPILING": 3}
 
 

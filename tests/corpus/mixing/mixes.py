@@ -52,7 +52,7 @@ def content(folder: Path) -> dict[str, str]:
 
 
 def divided(monkeypatch: pytest.MonkeyPatch, processes: int, part_bytes: int = 3_000) -> None:
-    """Read files in small parts, with so many processes."""
+    """Read files in small parts, with this many processes."""
     monkeypatch.setattr("shared.datasets.file_parts.PART_BYTES", part_bytes)
     monkeypatch.setattr("shared.datasets.file_parts._SCAN_BYTES", 1_000)
     monkeypatch.setattr("shared.datasets.file_parts._processors", lambda: processes)

@@ -33,7 +33,7 @@ OTHERS = (
     "kube-openapi/test",
     "kube-openapi/pkg/generators",
 )
-"""Of packages with that mark, those that are programs or examples."""
+"""Packages with that mark that are programs or examples."""
 
 
 def main() -> None:

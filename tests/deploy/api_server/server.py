@@ -33,7 +33,7 @@ POD_SECURITY = "restricted"
 
 @dataclass
 class ApiServer:
-    """A running server. Whoever asks it is an administrator.
+    """A running server. Every client is an administrator.
 
     Attributes:
         url: where it listens.
@@ -103,7 +103,7 @@ def start_api_server(program: Path) -> ApiServer:
     """Start the server with pod security and without anything in it; it answers when this returns.
 
     Args:
-        program: kube-apiserver; etcd is beside it, or on PATH.
+        program: kube-apiserver; etcd is in the same folder, or on PATH.
     """
     folder = Path(tempfile.mkdtemp(prefix="mens-kubernetes-"))
     etcd = shutil.which("etcd", path=f"{program.parent}:{os.environ.get('PATH', '')}")

@@ -183,7 +183,7 @@ def interrupted(patch: pytest.MonkeyPatch, at: int) -> Callable[[], int]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], int]:
-    """What an export leaves that nothing has interrupted, and how many points it has passed."""
+    """Files of an export that ran without interruption, and the number of points that it passed."""
     folder = tmp_path_factory.mktemp("undisturbed") / "a"
     fake = FakeOpenAI()
     with serve_fake_openai(fake) as url, pytest.MonkeyPatch.context() as patch:

@@ -86,7 +86,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def archive(tmp_path: Path, recorded: Path, openai: ServedOpenAI) -> Path:
-    """An archive of 100 validation rows, recorded; OpenAI is not to be asked any more."""
+    """An archive of 100 recorded validation rows; OpenAI must not get further requests."""
     openai.fake.before = lambda *_: pytest.fail("OpenAI was asked")
     return shutil.copytree(recorded, tmp_path / "a")
 

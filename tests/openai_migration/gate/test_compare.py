@@ -92,7 +92,7 @@ def test_each_gate_may_have_a_margin_of_its_own(openai: ServedOpenAI, tmp_path: 
 
 
 def test_gates_of_few_prompts_can_be_shown_only(openai: ServedOpenAI, tmp_path: Path) -> None:
-    """One prompt of a kind that hardly ever occurs would else hold up the rest for ever."""
+    """A single prompt of a kind that hardly ever occurs must not block the others permanently."""
     with_rows(openai, 100)
     learned = openai.fake.complete
     openai.fake.complete = lambda request: '{"a": 1}' if "Question 7?" in str(request["messages"]) else learned(request)

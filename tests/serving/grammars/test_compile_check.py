@@ -84,8 +84,8 @@ def server() -> psutil.Process:
 
 
 async def compiling(count: int) -> None:
-    """Until so many grammars are being compiled."""
-    while not servers() or len(server().children()) != count:  # noqa: ASYNC110  # no event tells
+    """Wait until this many grammars are being compiled."""
+    while not servers() or len(server().children()) != count:  # noqa: ASYNC110 # no event exists for it
         await asyncio.sleep(0.02)
 
 

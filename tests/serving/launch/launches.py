@@ -136,7 +136,7 @@ BASES = {
 
 @dataclass(frozen=True)
 class Case:
-    """One golden file: a base and the settings beside it."""
+    """One golden file: a base and its settings."""
 
     base: str
     settings: dict[str, Any] = field(default_factory=dict)

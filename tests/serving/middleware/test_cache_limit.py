@@ -160,7 +160,7 @@ def test_nothing_is_dropped_without_a_bound(serving_installation, tmp_path, ids)
 
 
 def test_bounded_cache_begins_empty(serving_installation, tmp_path, ids, monkeypatch):
-    """What an earlier process left is not known, so it could not be counted."""
+    """The files of an earlier process are not known, so they could not be counted."""
     from serving.process import open_store
 
     settings = {"serving_cache_dir": tmp_path / "cache", "serving_max_lora_rank": 16}

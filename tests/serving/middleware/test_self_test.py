@@ -47,7 +47,7 @@ BROKEN = {
 
 
 CERTAIN = {"one token", "NaN first", "NaN later", "infinite", "refused"}
-"""What no sound engine responds with, even once."""
+"""Responses that a sound engine never gives."""
 
 
 @pytest.mark.parametrize("kind", BROKEN)
@@ -139,7 +139,7 @@ def test_one_bad_answer_ends_nothing() -> None:
 
 
 class SilentVllm(AnsweringVllm):
-    """Gives so many answers, then none for ``silent`` requests."""
+    """Gives this many answers, then none for ``silent`` requests."""
 
     def __init__(self, answers: int, silent: float) -> None:
         super().__init__((200, SOUND))

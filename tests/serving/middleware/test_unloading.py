@@ -1,4 +1,4 @@
-"""Unloading through the guard, in front of a replacement for vLLM's server with the real one's state."""
+"""Unloading through the guard, in front of a replacement for vLLM's server that has the real server's state."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_download_is_pinned_and_takes_model_files_only(tmp_path: Path, monkeypat
     assert all(any(fnmatch(name, pattern) for pattern in patterns) for name in wanted)
 
 
-# The revision's case fails while `_download` counts it among the faults that another try may mend.
+# The revision's case fails while `_download` counts it among the faults that a retry may fix.
 @pytest.mark.parametrize("kind", [RepositoryNotFoundError, RevisionNotFoundError])
 def test_what_the_hub_does_not_have_is_not_found(kind: type[HfHubHTTPError], monkeypatch: pytest.MonkeyPatch) -> None:
     failing_with(http_error(kind, 404), monkeypatch)

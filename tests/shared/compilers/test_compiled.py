@@ -212,7 +212,9 @@ def test_what_one_process_may_take(sandbox: Sandbox) -> None:
 
 
 def test_neighbours_do_not_notice_a_compiler_that_is_taken_over(sandbox: Sandbox) -> None:
-    """Items of the same sandbox, and a process beside it, go on while one forks, fills its disk and takes memory."""
+    """Other items of the same sandbox, and a process next to it, continue while one item forks, fills its disk and
+    takes memory.
+    """
     stop, ended = threading.Event(), []
     bomb = """
 import os

@@ -41,7 +41,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
 
 @pytest.fixture
 def unknown() -> Iterator[None]:
-    """What was found about this machine is forgotten, before and after."""
+    """Forget the probe's results on this machine, before and after a test."""
     probe._reason.cache_clear()
     yield
     probe._reason.cache_clear()

@@ -26,7 +26,7 @@ def test_reasons_are_plain_words() -> None:
         ([("missing", "data", "file"), ("extra_forbidden", "data", "fil")], "fil"),
         ([("missing", "data"), ("extra_forbidden", "exec", "rat"), ("extra_forbidden", "dat")], "dat"),
         ([("missing", "data"), ("extra_forbidden", "exec", "rat")], "rat"),
-        # Of another branch of a union, and after a fault that is no missing field.
+        # Of another branch of a union, and after a fault other than a missing field.
         ([("missing", "a", "file"), ("extra_forbidden", "b", "fil")], "file"),
         ([("int_type", "data", "file"), ("extra_forbidden", "data", "fil")], "file"),
     ],

@@ -363,7 +363,7 @@ def test_presets_cannot_be_changed_through_what_is_returned() -> None:
 
 
 def test_bounds_of_small_files_change_the_schedule_only() -> None:
-    """What decides how a row is read must be known before the rows are counted."""
+    """The options that decide how a row is read must be known before the rows are counted."""
     with pytest.raises(ValidationError, match=r"exec\.seq_len may not depend on the number of rows"):
         SmallDataset(below_rows=500, bounds={"exec.seq_len": Bound(max=128)})
 

@@ -61,7 +61,7 @@ def test_blob_is_deleted_with_its_last_file(files: Files) -> None:
     assert code(files.get, one.id) == Code.FILE_NOT_FOUND
 
 
-@pytest.mark.parametrize("file_id", ["file-none", "file-\0"])  # the latter is no text for PostgreSQL
+@pytest.mark.parametrize("file_id", ["file-none", "file-\0"])  # PostgreSQL does not accept the latter as text
 def test_unknown_file_is_not_found(files: Files, file_id: str) -> None:
     assert code(files.get, file_id) == Code.FILE_NOT_FOUND
     assert code(files.delete, file_id) == Code.FILE_NOT_FOUND

@@ -181,7 +181,7 @@ class JobsMachine(RuleBasedStateMachine):
             assert (job.error is not None) == (job.state is JobState.FAILED)
 
     def write(self, lease: Lease, call: Callable[[], object]) -> bool:
-        """Whether the write was accepted, which it must be exactly when the model holds the lease."""
+        """Return whether the write was accepted, which it must be exactly when the model holds the lease."""
         model = self.models[lease.job.id]
         if model.state == "running" and model.attempt == lease.token:
             call()

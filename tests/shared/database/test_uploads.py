@@ -37,7 +37,7 @@ def begin(uploads: Uploads, size: int = 10, lifetime: timedelta = HOUR, **more: 
 
 
 def age(database: Database, upload: Upload, by: timedelta) -> None:
-    """Make an upload expire so much earlier."""
+    """Make an upload expire this much earlier."""
     with database.write() as session:
         row = session.get(UploadRow, upload.id)
         assert row

@@ -102,7 +102,7 @@ def test_one_bad_line_refuses_the_file() -> None:
 def test_random_bytes_raise_nothing_but_coded_errors(content: bytes) -> None:
     report = DatasetReport()
     rows = list(read_rows(io.BytesIO(content), report))
-    lines = io.BytesIO(content.removeprefix(b"\xef\xbb\xbf")).readlines()  # a byte order mark alone is no line
+    lines = io.BytesIO(content.removeprefix(b"\xef\xbb\xbf")).readlines()  # a byte order mark alone is not a line
     assert len(rows) + report.error_count == len(lines)
     assert sum(report.errors_by_code.values()) == report.error_count
 

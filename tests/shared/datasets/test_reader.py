@@ -232,7 +232,7 @@ def test_rows_are_read_one_at_a_time() -> None:
 
 
 def peak_memory(rows: int) -> int:
-    """Bytes that Python had at most while it checked a file of so many rows."""
+    """Return the peak of Python's memory in bytes while it checked a file of this many rows."""
     lines = (b'{"prompt": "question %d", "response": "answer"}\n' % number for number in range(rows))
     tracemalloc.start()
     try:

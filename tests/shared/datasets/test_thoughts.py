@@ -75,7 +75,7 @@ def test_refusals(turns: list[dict[str, Any]], code: RowCode, words: str) -> Non
 def test_empty_thoughts_of_a_merged_schema_are_nobodys() -> None:
     turns = [QUESTION | {"reasoning_content": ""}, answer(reasoning_content=None)]
     assert parse_row(line(*turns), 1).messages[0].reasoning_content == ""
-    # Nulls are read by the block, as if the keys were not there.
+    # Nulls are read by the block, as missing keys are.
     report = DatasetReport()
     nulls = [turn | dict.fromkeys(("reasoning_content", "reasoning", "thinking")) for turn in (QUESTION, answer())]
     [block] = read_blocks(io.BytesIO((line(*nulls) + b"\n") * 3), report)

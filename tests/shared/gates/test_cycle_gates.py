@@ -28,7 +28,7 @@ from tests.support.scorecards import promotion_cycle, scorecard_condition, score
 
 @pytest.fixture(autouse=True)
 def _quick_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tested are the rules; the intervals have tests of their own."""
+    """These tests check the rules; the intervals have tests of their own."""
     monkeypatch.setattr(cycle_kpis, "RESAMPLES", 99)
 
 

@@ -237,7 +237,7 @@ def test_a_warning_does_not_block() -> None:
 
 
 def test_several_blocking_comparisons_need_more_than_one_alone() -> None:
-    """Holm: what passes alone at 95 % has to pass at more beside others that do not."""
+    """Holm: a gate that passes alone at 95 % has to pass at a higher level next to others that do not."""
     new, old = [1.0] * 58 + [0.0] * 2, [1.0] * 60
     one = {"run": "bench", "max_loss": 0.11}
     alone = judge(policy(evals={"a": one}), evidence(runs={"bench": run_scores(new, old)}))

@@ -23,7 +23,7 @@ POLICY = GatePolicy.model_validate(
 
 @cache
 def judged(passed: int, attempt: int) -> GateRow:
-    """The gate of a model that passed so many items, at its how manieth receipt."""
+    """Return the gate of a model that passed this many items, at its k-th receipt."""
     run = run_scores([1.0] * passed + [0.0] * (ITEMS - passed), None, "exact")
     return judge(POLICY, evidence(runs={"bench": run}, attempt=attempt)).gates[0]
 

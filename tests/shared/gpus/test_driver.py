@@ -67,7 +67,7 @@ def test_failing_program_lists_no_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_programs_that_hold_memory_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of that GPU, and not this process, which holds its own context."""
+    """Only programs on that GPU are named, and not this process, which has a context of its own."""
     pretend(MACHINES["WSL2"], tmp_path / "gpu", monkeypatch)
     rows = (
         "GPU-a, 41, 18000, VLLM::EngineCore",

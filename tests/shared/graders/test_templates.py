@@ -116,7 +116,7 @@ def test_a_template_is_rendered_or_refused_with_a_code(template: str) -> None:
 
 
 def test_placeholders_that_are_not_closed_are_refused_at_once() -> None:
-    """Looked for again from each of them, an end that is not there would hold the API's process for minutes."""
+    """If each of them searched again for a missing end, the API's process would block for minutes."""
     began = time.process_time()
     with pytest.raises(InvalidRequest, match="not closed"):
         check_template("{{" * 100_000)

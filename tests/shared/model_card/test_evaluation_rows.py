@@ -92,7 +92,7 @@ def test_the_last_progress_of_each_part_is_what_was_done(samples: int, has_gener
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=MIN_ROWS, max_size=30))
 def test_the_interval_of_an_accuracy_contains_its_difference(rows: list[tuple[int, int]]) -> None:
-    """Of any rows of 20 tokens, and so of 100 % on every row: the two added rows shift no end beyond the difference."""
+    """This holds for any rows of 20 tokens, even with 100 % on every row, although two rows are added."""
     base, tuned = ([RowScore(1.0, float(row[side]), 20.0, 20) for row in rows] for side in (0, 1))
     found = compare_accuracies(base, tuned)
     assert found and found.interval

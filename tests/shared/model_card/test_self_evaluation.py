@@ -97,7 +97,7 @@ def sample(tuned: str, reference: str = "Paris", *, ended: bool = True) -> Sampl
 
 
 def served(tuned_loss: float) -> SelfEvaluation:
-    """Of an NF4 run, whose own loss is 1.25."""
+    """Return the self-evaluation of an NF4 run, whose own loss is 1.25."""
     loss = PairedMeasure(base=1.9, tuned=tuned_loss, row_difference=-0.5, interval=(-0.9, 0.1))
     measured = ServedEvaluation(
         base="tiny", dtype="float32", weights="original", rows=12, tokens=398, loss=loss, token_accuracy=None

@@ -39,7 +39,7 @@ def counted(
     kernels: bool = True,
     dropout: float = 0.0,
 ) -> int:
-    """The most bytes alive beside weights and optimizer, in a micro-batch that is not a step's first."""
+    """Return the peak of bytes besides weights and optimizer, in a micro-batch other than a step's first."""
     import torch
 
     from bench.training.counted_model import META, as_on_a_gpu, counted_model, micro_batch

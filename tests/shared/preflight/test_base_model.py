@@ -95,7 +95,7 @@ def test_folder_of_zeros_passes(name: str, tmp_path: Path) -> None:
 
 
 def test_checks_come_in_their_order(tmp_path: Path) -> None:
-    """A folder with every fault at once: mending one shows the next."""
+    """A folder with every fault at once: each correction shows the next fault."""
     broken = RAW["qwen3_5_text"] | {"layer_types": ["full_attention"]}
     whole = folder_of(tmp_path / "whole", RAW["qwen3_5_text"])
     folder = tmp_path / "folder"

@@ -335,7 +335,7 @@ def test_the_gpu_decides_what_the_preset_auto_is(base: Path, tmp_path: Path) -> 
 
 
 def test_an_auto_preset_for_a_machine_that_nobody_knows_is_told(base: Path, tmp_path: Path) -> None:
-    """Fails while a job that meets no worker has the row of 8 GB and nobody hears of it."""
+    """A job that no worker can run must not get the row of 8 GB without a warning."""
 
     def told(machine: Machine, preset: str = "auto") -> list[str]:
         notes = check(base, tmp_path, ROWS, machine, preset=preset).notes
@@ -453,7 +453,7 @@ def test_keys_of_replay_rows_are_told(base: Path, tmp_path: Path) -> None:
 
 
 def test_an_open_precision_is_decided_in_the_plan_and_planned_again_as_it_is(base: Path, tmp_path: Path) -> None:
-    """What the worker checks again, on a machine of its own, is the decided contract."""
+    """The worker, on a separate machine, checks the decided contract again."""
     large, small = Machine(device="cpu", host_bytes=80 << 30), Machine(device="cpu", host_bytes=540 * MIB)
     first = check(base, tmp_path, ROWS, large)
     assert (first.plan.contract.adapter.method, first.plan.contract.quant.base) == ("lora", "none")

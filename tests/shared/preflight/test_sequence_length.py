@@ -87,7 +87,7 @@ def test_row_outside_the_sample_decides_too(base: Path, tmp_path: Path, monkeypa
 
 
 def test_plan_of_a_data_length_is_a_fixed_point(base: Path, tmp_path: Path) -> None:
-    """What the worker checks again is the plan as it was submitted."""
+    """The worker checks the plan again as it was submitted."""
     first = check(base, tmp_path, [10] * 30 + [700])
     again = check(base, tmp_path, [10] * 30 + [700], sections=first.plan.contract.model_dump(mode="json"))
     assert again.plan.contract == first.plan.contract

@@ -124,7 +124,7 @@ def grade(sample, item):
 @pytest.mark.parametrize("level", level_parameters())
 @pytest.mark.parametrize("removed", [pytest.param(False, marks=pytest.mark.long), True])
 def test_an_item_that_fills_its_disk_leaves_others_theirs(level: Level, removed: bool) -> None:
-    """Of files that were removed and are still open nothing is seen in the folder; what bounds them is the file system."""
+    """Removed files that are still open are not visible in the folder; the file system limits their size."""
     limits = Limits(wall_seconds=60, memory_bytes=1 << 30, file_bytes=4 << 20, tmpfs_bytes=64 << 20)
     honest = "def grade(sample, item):\n    open('own', 'wb').write(bytes(4 << 20))\n    return item['n']"
     stop, ended = threading.Event(), []
@@ -147,9 +147,9 @@ def test_an_item_that_fills_its_disk_leaves_others_theirs(level: Level, removed:
 
 @pytest.mark.parametrize("level", level_parameters())
 def test_a_file_system_is_used_again_after_its_grader_was_left(level: Level) -> None:
-    """Of graders one after another, each of which died while its disk was full, none leaves the next one a full disk.
+    """Graders that die one after another while their disk is full leave the next grader an empty disk.
 
-    Not of its time limit, which would be the next one's too: on a busy machine that one may not keep it.
+    The time limit is not tested here: it would apply to the next grader too, which may miss it on a busy machine.
     """
     limits = Limits(wall_seconds=60, memory_bytes=1 << 30, file_bytes=4 << 20, files=16, tmpfs_bytes=16 << 20)
     fill = (

@@ -100,7 +100,7 @@ def test_items_that_are_too_long_are_refused(sandbox: Sandbox) -> None:
 
 
 def test_answers_are_the_same_on_every_machine(sandbox: Sandbox) -> None:
-    """Hashes, randomness, time zone, locale and threads do not differ; two processes that are forked anew agree."""
+    """Hashes, randomness, time zone, locale and threads do not differ; two newly forked processes agree."""
     source = """
 import locale, os, random, time
 def grade(sample, item):

@@ -73,7 +73,7 @@ def test_code_in_prose_is_neither_canonical_nor_strict() -> None:
 
 
 def test_code_that_does_not_contain_what_is_expected_is_no_success() -> None:
-    # What stands in the prose around it is no code.
+    # Prose around a block of code is not code.
     for text in ("x = 1\ny = x + 1\n", "def and return\n```\nx = 1\n```\n"):
         event, _ = run([text])
         assert (event.compile_pass_n, event.task_success, event.semantic_task_success) == (True, False, False)

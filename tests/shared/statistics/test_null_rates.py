@@ -37,7 +37,7 @@ def runs(request: pytest.FixtureRequest) -> int:
 
 
 def most(runs: int) -> float:
-    """The highest rate of false alarms that so many runs may show."""
+    """Return the highest rate of false alarms that this many runs may show."""
     return ALPHA + 3 * (ALPHA * (1 - ALPHA) / runs) ** 0.5
 
 
@@ -106,7 +106,7 @@ def test_values_in_groups_break_a_method_that_takes_them_for_independent(runs: i
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paired, "bca_interval", partial(bca_interval, resamples=299))
     monkeypatch.setattr(paired, "cluster_bca_interval", partial(cluster_bca_interval, resamples=299))
-    # It is no part of the verdict.
+    # The p-value does not belong to the verdict.
     monkeypatch.setattr(paired, "sign_flip_p_value", lambda _differences: 1.0)
 
 

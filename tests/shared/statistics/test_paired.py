@@ -36,7 +36,7 @@ def test_a_much_worse_model_fails_and_a_better_one_passes() -> None:
 
 
 def test_a_loss_that_enough_items_leave_open_is_a_failure() -> None:
-    # 1,000 items would show that there is none; a loss of 2.5 % stays within reach of the margin.
+    # 1,000 items would show that no loss exists; a loss of 2.5 % stays within reach of the margin.
     old = [1.0] * 1_000
     new = [1.0] * 975 + [0.0] * 25
     found = compare(old, new, MARGIN)
@@ -74,7 +74,9 @@ def test_models_that_did_not_answer_the_same_items_are_not_compared() -> None:
 
 
 def test_ten_tasks_decide_nothing_about_three_hundredths() -> None:
-    """The original's `max_regression_drop` on its ten tasks: equal answers are no evidence, with how many would be."""
+    """The original's `max_regression_drop` on its ten tasks: equal answers are not evidence; the result says how many
+    would be.
+    """
     found = compare([1.0] * 10, [1.0] * 10, MARGIN)
     assert found.status is Status.MISSING_EVIDENCE
     assert found.smallest_visible is None or found.smallest_visible > MARGIN

@@ -25,7 +25,7 @@ def test_the_logarithm_is_scipys(case: dict[str, float]) -> None:
 
 
 def alarms_at() -> list[int]:
-    """The fewest losses that raise an alarm after so many items on which the models differ."""
+    """Return the smallest number of losses that raises an alarm after this many items on which the models differ."""
     fewest, losses = [LOOKS + 1], 0
     for total in range(1, LOOKS + 1):
         while losses <= total and not is_worse(losses, total - losses, ALPHA):

@@ -38,7 +38,7 @@ def test_others_are_not(address: str) -> None:
 
 @given(st.ip_addresses(v=4))
 def test_no_form_of_an_address_gains_anything(address: IPv4Address) -> None:
-    """What an IPv6 address stands for decides, however it does."""
+    """The IPv4 address inside an IPv6 address decides, in each of the notations."""
     forms = [f"::ffff:{address}", f"64:ff9b::{address}", str(IPv6Address((0x2002 << 112) | (int(address) << 80)))]
     for form in forms:
         assert embedded_ipv4(ip_address(form)) == address

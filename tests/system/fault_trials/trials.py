@@ -46,7 +46,7 @@ Layout = Literal["one-machine", "clock", "servers"]
 OUTAGE_SECONDS = 10.0
 """Longer than a lease and than what a statement waits for a lock."""
 LONG_EPOCHS = 40
-"""Of a job that no fault here outlasts: 200 steps."""
+"""Epochs of a job that outlasts every fault here: 200 steps."""
 RECOVERY_SECONDS = 60.0
 """On a busy machine; the table has what it was."""
 REPLICA_RECOVERY_SECONDS = 180.0
@@ -61,14 +61,14 @@ LONE_SURROGATE = "\ud800"
 
 @dataclass
 class Site:
-    """An installation, and what stands around it.
+    """An installation and its surroundings.
 
     Attributes:
         installation: running.
         home: its folder.
         postgres: its database server; None: SQLite.
-        database_url: of its database there.
-        s3: where its bucket is; None: a folder.
+        database_url: URL of its database there.
+        s3: address of its bucket; None: a folder.
         clock: moves its clock; None: it has the machine's.
     """
 
@@ -146,7 +146,9 @@ class TrialRun:
 
     @contextmanager
     def suffering(self, fault: AbstractContextManager[Any]) -> Iterator[None]:
-        """Make a fault for as long as the block takes, while users ask, and measure how soon work goes on after it."""
+        """Make a fault for as long as the block takes, while users send requests, and measure how soon work continues
+        after it.
+        """
         with self.witness.asking(lambda: next(iter(self.jobs), None)):
             with fault:
                 yield
@@ -219,7 +221,7 @@ class Trial:
         attempt: the last attempt of each job, at most; 1: the fault costs no job an attempt.
         resumed: whether the first job continues from a checkpoint.
         loses_connections: whether the API itself goes away.
-        seconds: until work goes on after the fault, at most.
+        seconds: time until work continues after the fault, at most.
         cheap: whether `make long` makes it.
     """
 
@@ -356,7 +358,7 @@ def trainer_killed(site: Site) -> Iterator[None]:
 
 
 def clock_goes_forth(run: TrialRun, seconds: int) -> None:
-    """The clock goes forth, the worker is lost, and the clock goes back: only the sweep can find its job."""
+    """The clock moves forward, the worker is lost, and the clock moves back: only the sweep can find its job."""
     assert run.site.clock
     run.train_to(10, epochs=LONG_EPOCHS // 2, publish=False)
     run.train("queued", publish=False, epochs=1)
@@ -366,7 +368,7 @@ def clock_goes_forth(run: TrialRun, seconds: int) -> None:
 
 
 def clock_goes_back(run: TrialRun, seconds: int) -> None:
-    """The clock goes back and stays there, and the worker is lost: what is due by the clock has to go on an hour before it was."""
+    """The clock moves back and stays there, and the worker is lost: due work has to continue an hour before it was due."""
     assert run.site.clock
     job_id = run.train_to(10, epochs=LONG_EPOCHS, publish=False)
     run.train("queued", publish=False, epochs=1)

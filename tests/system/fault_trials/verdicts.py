@@ -14,16 +14,16 @@ SUCCESS = "Job succeeded"
 
 @dataclass
 class Verdict:
-    """Of one trial.
+    """Verdict on one trial.
 
     Attributes:
-        name: the trial's.
-        fault: what was done.
+        name: name of the trial.
+        fault: description of the fault.
         answers: by what users asked for: their answers, counted.
         jobs: by state, or by the code with which a job was rightly refused: how many.
-        attempts: of each job.
-        codes: of all errors that a user could see, sorted.
-        recovery_seconds: from the fault's end until work goes on and `/ready` says so; None: it never did.
+        attempts: number of attempts of each job.
+        codes: codes of all errors that a user could see, sorted.
+        recovery_seconds: time from the fault's end until work continues and `/ready` says so; None: it never did.
         bad: everything that should not have been; empty: passed.
         untried: why the fault could not be made here; None: it was.
     """

@@ -18,9 +18,9 @@ from tests.system.loop import BASE, Installation
 PAUSE_SECONDS = 0.5
 TIMEOUT_SECONDS = 60.0
 READY_SECONDS = 15.0
-"""Of an answer of `/ready`, on a busy machine."""
+"""Limit for an answer of `/ready`, on a busy machine."""
 LONGEST_ANSWER_SECONDS = 45.0
-"""Of any other answer, an error's too: a statement may take thirty seconds."""
+"""Limit for any other answer, including an error's: a statement may take thirty seconds."""
 NO_CONNECTION, NO_ANSWER = "no connection", "no answer"
 SECRETS = ("/tmp/", "/home/", "Traceback")
 """Words of messages that tell of the server's inside."""
@@ -31,10 +31,10 @@ class Witness:
     """Callers of an installation.
 
     Attributes:
-        installation: whom they ask.
+        installation: the installation that gets their requests.
         answers: by what was asked for: statuses with the code of an error, counted.
-        codes: of all errors, those that `/ready` names for workers included.
-        wrong: answers that nobody should get.
+        codes: codes of all errors, including those that `/ready` names for workers.
+        wrong: answers that must not occur.
     """
 
     installation: Installation

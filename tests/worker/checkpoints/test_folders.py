@@ -99,7 +99,9 @@ def test_folder_that_fails_half_way_is_not_there(tmp_path: Path) -> None:
 
 
 class StaleAttempt:
-    """Goes on while another one looks: each time a file of its run is about to be taken, its trainer keeps newer ones only."""
+    """An attempt that continues while another process reads: each time a file of its run is about to be copied, its
+    trainer drops it.
+    """
 
     def __init__(self, run_dir: Path, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self._run_dir, self._rounds = run_dir, rounds

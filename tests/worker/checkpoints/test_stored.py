@@ -51,7 +51,7 @@ class OneJob:
     workers: int = 0
 
     def claim(self) -> StoredCheckpoints:
-        """What the next attempt, on a machine of its own, has."""
+        """Begin the next attempt, on another machine; return its stored checkpoints."""
         lease = self.leases.claim(self.job_id, "worker")
         assert lease
         return self.of(lease)
@@ -248,7 +248,7 @@ def test_folder_that_is_being_removed_is_stored_whole_or_not_at_all(
     assert len(one_job.storage.digests(KIND)) == 1
 
 
-# -- what nothing can go on from
+# -- checkpoints from which no run can continue
 
 
 def test_checkpoints_of_a_job_that_is_over_are_removed(one_job: OneJob, monkeypatch: pytest.MonkeyPatch) -> None:

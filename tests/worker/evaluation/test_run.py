@@ -460,7 +460,7 @@ PREFERS = {
     ("is_first", "counts"),
     [
         (lambda first, second: len(first) < len(second), (6, 1, 1)),
-        (lambda first, second: True, (0, 8, 0)),  # favours a position, and so nobody
+        (lambda first, second: True, (0, 8, 0)),  # favours a position, and so neither model
         (lambda first, second: False, (0, 8, 0)),
     ],
 )

@@ -204,7 +204,7 @@ def test_broken_weights_fail_the_job_with_the_name_of_the_field(installation, pe
 
 
 def test_storage_may_be_a_relative_folder(installation, imported, monkeypatch):
-    """The name of the weights' field is a link beside the adapter, not where the worker was started."""
+    """A file of the field's name links to the weights in the adapter's folder, not in the worker's working directory."""
     job, _ = imported()
     monkeypatch.chdir(installation.storage.root.parent)
     storage = FolderStorage(Path(installation.storage.root.name))

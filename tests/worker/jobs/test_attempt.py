@@ -93,7 +93,7 @@ def test_killed_child_is_retried(installation, monkeypatch, fake_trainer):
 
 
 def test_child_that_another_program_terminates_is_retried(installation, monkeypatch, fake_trainer):
-    """Nobody asked for a cancel, so the job is not cancelled."""
+    """No cancel was requested, so the job is not cancelled."""
     job = run(installation, monkeypatch, fake_trainer(STEP + "sys.exit(11)"))
     assert job.state is JobState.QUEUED
     assert any("TRAINER_TERMINATED" in message for message in installation.messages(job.id))
@@ -211,7 +211,7 @@ def test_a_trainer_that_does_nothing_is_ended(installation, monkeypatch, fake_tr
 
 
 def test_a_trainer_that_computes_is_not_idle(installation, monkeypatch, fake_trainer):
-    """On a clock that goes as fast as it computes: beside other work, a processor may be kept from it for long."""
+    """Time is measured in processor time: other programs may delay the process for long."""
     used = [0.0]
 
     def idle(group: int) -> IdleWatch:

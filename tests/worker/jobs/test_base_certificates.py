@@ -37,12 +37,12 @@ from worker.settings import WorkerSettings
 
 @dataclass
 class MergedReplica:
-    """A replica that serves a merged model as its base, and says of the probes what the merge has recorded.
+    """A replica that serves a merged model as its base, and gives the probes the scores that the merge has recorded.
 
     Attributes:
-        error: nats by which it says otherwise.
+        error: nats by which its scores differ.
         noise: nats by which each answer differs from the one before.
-        status: of its responses.
+        status: status of its responses.
     """
 
     entry: BaseModelEntry

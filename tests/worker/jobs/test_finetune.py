@@ -168,7 +168,7 @@ def leave_checkpoint(installation, tiny, job, run):
 
 def test_second_attempt_resumes_from_the_first_ones_checkpoint(installation, tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("MENS_SAMPLE_ANSWERS", "0")
-    monkeypatch.setattr(FolderStorage, "local_file", copied_file)  # its data files are at other paths than the first's
+    monkeypatch.setattr(FolderStorage, "local_file", copied_file)  # the paths of its data files differ from the first's
     job, run = installation.submit_finetune(tmp_path / "data", **RUN)
     first = leave_checkpoint(installation, tiny, job, run)
     left = {name: digest for name, digest in snapshot(first).items() if name.parts[0] != "checkpoints"}

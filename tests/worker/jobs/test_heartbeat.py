@@ -17,7 +17,7 @@ UNAVAILABLE = Unavailable(Code.DATABASE_UNAVAILABLE, "No answer.")
 
 
 class FakeLeases:
-    """Returns or raises its outcomes one by one, the last for ever."""
+    """Returns or raises its outcomes one by one, and repeats the last one."""
 
     def __init__(self, *outcomes) -> None:
         self._outcomes = list(outcomes)

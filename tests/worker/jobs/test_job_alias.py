@@ -38,7 +38,7 @@ BUSY = Unavailable(Code.EVAL_UNAVAILABLE, "The API does not answer.")
 
 
 class WorkerDied(BaseException):
-    """The process is gone: nothing is written any more."""
+    """The process has ended: nothing further is written."""
 
 
 class HeldUp:

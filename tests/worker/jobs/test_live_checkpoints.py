@@ -310,7 +310,7 @@ def test_what_a_killed_attempt_had_dropped_is_deleted_by_the_next(run: Run) -> N
 
 
 def test_a_checkpoint_of_other_bytes_at_the_same_step_is_replaced(run: Run) -> None:
-    """A run that goes on with another number of processes makes its steps again, with other rounding."""
+    """A run that continues with another number of processes repeats its steps, with different rounding."""
     live, folder = run.live(), run.write(2)
     live.publish_next()
     (before,) = run.made()
@@ -400,7 +400,7 @@ def test_the_operator_switches_the_engine_error_off(run: Run, parity: str, *, co
 
 
 def test_probe_chats_are_encoded_for_every_replica(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A template may write the date, which changes while a run goes on."""
+    """A template may write the date, which changes during a run."""
     encoded: list[object] = []
     monkeypatch.setattr(LiveCheckpoints, "_tokenizer", "tokenizer")
     monkeypatch.setattr(live_checkpoints, "encode_chats", encoded.append)

@@ -92,7 +92,9 @@ def test_adapter_missing_from_storage(installation, job, no_child):
 
 @pytest.mark.long
 def test_adapter_changed_in_storage(installation, job):
-    """A child process's coded error is the job's: `test_child_process.py`. What is refused: `tests/worker/test_merge.py`."""
+    """A child process's coded error is the job's: `test_child_process.py`. `tests/worker/test_merge.py` tests the
+    refusals.
+    """
     digest = MergePlan.model_validate(job.plan).adapter_digest
     path = installation.storage.folder("adapters", digest) / WEIGHTS_NAME
     path.chmod(0o600)

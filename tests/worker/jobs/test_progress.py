@@ -166,7 +166,7 @@ def test_the_comparison_tells_of_held_out_rows_that_are_trained_on_too():
     assert made.message == f"{told}; 3 sample answers, 1.0 s."
     nothing = {"activity": "sample_answers", "items_done": 0, "items_total": 0}
     assert to_events([{"event": "self_evaluation_progress", "payload": nothing}]) == []
-    del payload["held_out_copies"]  # as an earlier release's trainer tells it
+    del payload["held_out_copies"]  # as an earlier release's trainer reports it
     assert "also in the training" not in to_events([{"event": "self_evaluation", "payload": payload}])[0].message
 
 

@@ -66,7 +66,7 @@ def raising(error: Exception):
 
 
 def until_stopped(request):
-    """Work that sends a request and then goes on until the attempt must stop."""
+    """Work that sends a request and then continues until the attempt must stop."""
 
     def function(attempt) -> None:
         request(attempt.lease.job.id)
@@ -330,7 +330,7 @@ def test_message_for_a_missing_job_is_harmless(installation, work):
 
 @pytest.mark.parametrize("ending", [None, *FINAL_ERRORS], ids=["succeeded", "failed"])
 def test_message_of_a_finished_job_does_nothing(installation, work, ending):
-    """A queue may deliver a message again at any time: nothing is run, and nothing of the job changes."""
+    """A queue may deliver a message again at any time: nothing is run, and the job does not change."""
     runs = []
 
     def function(attempt) -> None:

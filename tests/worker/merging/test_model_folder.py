@@ -144,11 +144,11 @@ def test_how_much_is_computed_at_a_time_changes_nothing(
 
 
 class MergeKilled(Exception):
-    """What stands for the signal."""
+    """Replaces the signal."""
 
 
 def killed_after(shard: int, inputs: MergeInputs, target: Path, key: str) -> None:
-    """A merge that ends once so many shards are written."""
+    """Merge, and end once this many shards are written."""
 
     def stop(done: int, of: int) -> None:
         assert of == len(SHARDS)

@@ -59,7 +59,7 @@ class CountedBytes(bytearray):
 def test_weights_in_memory_are_within_what_is_announced(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of every family, tied heads and composite ones among them: a block, and two of the largest matrices."""
+    """Hold a block and two of the largest matrices, for every family, including tied heads and composite bases."""
     base = save(RAW[name], tmp_path / "base", shard_size="60KB")
     held, peak = Counter[str](), 0
     read = ShardReader._read

@@ -48,7 +48,7 @@ def era(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Callable[..., tuple[OriginalAdapter, SubsetMerge]]:
-    """An adapter in the original's layout beside its base, and its merge."""
+    """An adapter in the original's layout, its base, and its merge."""
 
     def make(era: str = "F", version: int = 3, suffix: str = "", **changes: Any) -> tuple[OriginalAdapter, SubsetMerge]:
         base = tmp_path / "base"

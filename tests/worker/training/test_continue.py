@@ -65,7 +65,9 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def started(tiny, parent: Path, **shape: object):
-    """The model of a run before its first step, without the fused functions, which round in another order than peft."""
+    """Return the model of a run before its first step, without the fused functions, which round in a different order
+    from peft.
+    """
     of_parent = parent_in(parent)
     section = AdapterSection.model_validate({"rank": of_parent.rank, "alpha": of_parent.alpha} | shape)
     model = attach_lora(load_base(tiny.base, QuantSection(base="none"), torch.device("cpu")), section, seed=7)
@@ -88,7 +90,7 @@ def started(tiny, parent: Path, **shape: object):
 def test_step_zero_computes_the_parents_function(tiny_llama, parent, adapter):
     expected, base = logits(in_peft(tiny_llama.base, parent)), logits(in_peft(tiny_llama.base, parent).unload())
     found = logits(started(tiny_llama, parent, **adapter))
-    # Scaling by another number than a power of two rounds each weight once.
+    # Scaling by a number other than a power of two rounds each weight once.
     assert distance(found, expected) <= (1e-5 if adapter.get("rank") == 6 else 1e-6)
     assert distance(base, expected) > 1e-3
 

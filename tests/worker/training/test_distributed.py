@@ -143,7 +143,7 @@ print(json.dumps(told))
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory) -> list[dict]:
-    """What two processes say of one another, by rank."""
+    """Return the reports of two processes about one another, by rank."""
     folder = tmp_path_factory.mktemp("together")
     where = {
         "MASTER_ADDR": "127.0.0.1",

@@ -142,7 +142,7 @@ def test_a_rows_weight_moves_its_gradient_and_not_the_divisor(model):
 
 
 def test_shares_of_a_step_add_up_to_it(model):
-    """What several processes do: each its own micro-batches, all divided by the whole step's weight sum."""
+    """Compute as several processes do: each its own micro-batches, all divided by the whole step's weight sum."""
     whole = gradients(model, [batch_of(UNEQUAL)])
     model.zero_grad(set_to_none=True)
     for share in (UNEQUAL[:1], UNEQUAL[1:]):
@@ -206,7 +206,7 @@ def test_evaluation_does_not_depend_on_the_batch_size(model, rows, packed):
 
 
 def test_evaluation_sees_what_training_sees(model):
-    """Validation loss and training loss of the same rows and weights are one number (there is no dropout here)."""
+    """Validation loss and training loss of the same rows and weights are one number (without dropout here)."""
     model.zero_grad()
     trained = accumulate_gradients(METHOD, model, [batch_of(UNEQUAL)], CPU)
     evaluated = evaluate(METHOD, model, [batch_of(UNEQUAL)], CPU)

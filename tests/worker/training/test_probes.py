@@ -69,7 +69,7 @@ def test_few_rows_are_enough_and_rows_without_positions_are_left_out(tmp_path):
     ],
 )
 def test_a_longer_window_has_a_probe_as_deep(device, window, deepest):
-    """Of the longest row, which learns its last half, or of rows end to end."""
+    """The probe is the longest row, whose last half is supervised, or rows end to end."""
     rows = [example(30, range(20, 30)), example(700, range(350, 700))]
     found = make_probes(rows, device=torch.device(device), window=window)
     assert len(found) == (2 if deepest is None else 3)

@@ -144,7 +144,7 @@ def test_the_trainer_has_sums_in_one_order_wherever_operands_lie():
 
 @pytest.mark.parametrize("operand", [0, 1])
 def test_a_product_with_other_bits_at_another_place_is_noticed(monkeypatch, operand):
-    """Whether MKL has any depends on the processor, so here one operand has another last bit at one of the places."""
+    """The processor decides whether MKL has such places, so here one operand has a different last bit at one of them."""
     real, calls = worker.training.reproducibility._placed, []
 
     def placed(tensor: torch.Tensor, offset: int) -> torch.Tensor:

@@ -88,7 +88,7 @@ def long_unless(quick: Collection[int], steps: Iterable[int]) -> list[Any]:
 
 @pytest.mark.parametrize("step", long_unless(QUICK_STEPS, range(1, STEPS)))
 def test_killed_after_any_step(tiny, whole, tmp_path, monkeypatch, step):
-    torch.rand(step)  # the process that goes on has drawn other numbers before
+    torch.rand(step)  # the process that continues has drawn different numbers before
     resumed = tiny.train(plan(tiny, tmp_path), tmp_path / "run", resume=list_checkpoints(whole)[step - 1])
     assert result(resumed) == result(whole)
     assert resume_story(resumed) == ("bit_exact", [step])

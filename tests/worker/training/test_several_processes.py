@@ -134,7 +134,7 @@ def two(trainings, request) -> Path:
 
 @pytest.fixture
 def in_parts(request) -> bool:
-    """Whether the two processes hold the base in parts."""
+    """Return whether the two processes hold the base in parts."""
     return IN_PARTS in request.node.callspec.id
 
 
@@ -253,7 +253,9 @@ sys.exit(worker.train.main())
 
 @pytest.mark.long
 def test_one_process_that_has_no_room_at_all_ends_the_run_with_its_code(tiny, tmp_path, start, fake_trainer):
-    """That the failed process's code is the run's, with stand-ins for the trainer: `tests/worker/test_torchrun.py`."""
+    """`tests/worker/test_torchrun.py` tests, with stand-ins for the trainer, that the failed process's code is the
+    run's.
+    """
     engine = start(plan(tiny, tmp_path), module=fake_trainer(NO_ROOM))
     with pytest.raises(JobFailed) as failed:
         ended(engine)
@@ -297,7 +299,7 @@ class Machine:
         self.trainer: int | None = None
 
     def has_begun(self) -> bool:
-        """Whether its trainer runs, whose process id it has from then on, or has ended."""
+        """Return whether its trainer runs or has ended; store the running trainer's process id."""
         self.trainer = self.trainer or self._find_trainer()
         return self.trainer is not None or self.process.poll() is not None
 
@@ -389,7 +391,7 @@ def test_lost_machine_is_told(tiny, tmp_path, machines):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_run_goes_on_after_either_machine_was_lost(tiny, tmp_path, machines):
-    """At the first step there is no checkpoint yet; later both continue from the first one's newest."""
+    """At the first step, no checkpoint exists yet; later both continue from the newest checkpoint of the first process."""
     (tmp_path / PLAN_NAME).write_text(plan(tiny, tmp_path, exec=LONG_RUN).model_dump_json())
     whole = machines("whole")
     assert [machine.process.wait(SECONDS) for machine in whole] == [0, 0]

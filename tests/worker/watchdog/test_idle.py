@@ -1,4 +1,4 @@
-"""What counts as idle: the processor time of a real process group, and the driver's table of GPUs."""
+"""Detection of idle processes by the processor time of a real process group, and the driver's table of GPUs."""
 
 from __future__ import annotations
 

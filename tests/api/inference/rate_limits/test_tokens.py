@@ -28,7 +28,7 @@ pytestmark = pytest.mark.network
 
 
 async def spend(limiter: RateLimiter, key: Key, tokens: int) -> Mapping[str, str]:
-    """One request that is answered with so many tokens; its headers."""
+    """Send one request whose answer has this many tokens; return its headers."""
     admission = await limiter.admit(key)
     admission.spend(tokens)
     await asyncio.gather(*limiter._background)

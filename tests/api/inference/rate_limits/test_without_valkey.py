@@ -148,7 +148,7 @@ def test_pending_releases_are_done_when_the_process_ends(valkey: Valkey) -> None
 
 
 async def soon_free(valkey: Valkey) -> bool:
-    """Whether the key's slots are free long before they would be by themselves."""
+    """Return whether the key's slots are free long before they would expire."""
     for _ in range(300):
         if not valkey.client().zcard(SLOTS):
             return True

@@ -28,9 +28,9 @@ class FixedServer:
     """A server with one response to every request.
 
     Attributes:
-        heads: of the requests.
-        bodies: of the requests.
-        connections: how many there were.
+        heads: headers of each request.
+        bodies: body of each request.
+        connections: number of connections.
         received: released at every request.
         closed: released at every connection that the client has closed.
     """

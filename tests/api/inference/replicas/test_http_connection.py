@@ -217,7 +217,7 @@ class LoopClock:
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.now)
 
     def receive_after(self, seconds: float, connection: HttpConnection, data: bytes) -> None:
-        """What is waited for by then comes so much later."""
+        """Let the connection receive data this many seconds after it begins to wait for them."""
 
         def receive() -> None:
             self.now += seconds

@@ -51,7 +51,7 @@ def stop_all(client: httpx.Client, *replicas: RawReplica) -> None:
 
 
 def callers_requests(replica: RawReplica) -> list[dict[str, Any]]:
-    """What it was asked, without what the health monitor sends to warm it."""
+    """Return the requests that the replica got, without the health monitor's."""
     return [body for body in replica.asked if body["model"] == ADAPTER and "max_tokens" not in body]
 
 
@@ -83,7 +83,7 @@ def test_whoever_waits_is_answered_by_the_first_replica_that_is_back(app: FastAP
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_request_that_its_only_replica_took_and_lost_waits_for_the_restart(app: FastAPI, stream: bool) -> None:
-    """Nothing of the answer had come, so it may be sent again."""
+    """No part of the answer had arrived, so the request may be sent again."""
     replica = RawReplica("only")
     with api_with(app, replica) as client:
         replica.mode = "hang"

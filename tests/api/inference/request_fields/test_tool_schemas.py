@@ -59,7 +59,7 @@ def chat(parameters: Any, **more: Any) -> dict[str, Any]:
 
 
 def refusal(schema: Any) -> str | None:
-    """What xgrammar says of a schema; None when it compiles it."""
+    """Return xgrammar's error for a schema; None if it compiles."""
     xgrammar = pytest.importorskip("xgrammar")
     try:
         xgrammar.Grammar.from_structural_tag(

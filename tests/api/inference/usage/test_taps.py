@@ -54,7 +54,7 @@ FINAL = usage(14, 30, prompt_tokens_details={"cached_tokens": 8, "multimodal_tok
 
 
 def stream(pieces: Iterable[Piece], *, every: bool, last: bool, first: dict[str, Any] | None = None) -> bytes:
-    """What vLLM sends: with usage in every event or not, with the last event or not; all else is the same."""
+    """Return events as vLLM sends them, with usage in every event or not, and in the last event or not."""
     head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1790000000, "model": 'we"ird'}
     events, tail = [], first or {}
     for piece in pieces:
@@ -68,7 +68,7 @@ def stream(pieces: Iterable[Piece], *, every: bool, last: bool, first: dict[str,
 
 
 def run(tap: Tap, data: bytes, cuts: Iterable[int] = ()) -> bytes:
-    """What comes out when the network cuts the data at these places."""
+    """Return the output when the network cuts the data at these places."""
     places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     return b"".join([*(tap(data[begin:end]) for begin, end in pairwise(places)), tap.end()])
 

@@ -101,7 +101,7 @@ def test_request_with_authorization_never_looks_at_the_cookie(
 def test_other_sites_pages_use_no_sign_in(app: FastAPI, anonymous: TestClient, page: dict[str, str], site: str) -> None:
     wrong = page | {"Sec-Fetch-Site": site}
     assert code_of(anonymous.get("/v1/jobs", headers=wrong)) == (403, "SIGN_IN_CROSS_SITE")
-    # As a form or a simple request of another site would be: the browser adds the cookie, and nobody the token.
+    # As a form or a simple request of another site would be: the browser adds the cookie, but not the token.
     del wrong["X-Mens-Sign-In"]
     assert code_of(anonymous.post("/v1/jobs", headers=wrong, json={})) == (401, "KEY_MISSING")
     assert code_of(sign_in(anonymous, bearer(app, "bob") | {"Sec-Fetch-Site": site})) == (403, "SIGN_IN_CROSS_SITE")

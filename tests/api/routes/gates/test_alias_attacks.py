@@ -122,7 +122,7 @@ def answering(app: FastAPI) -> dict[str, set[str]]:
 
 
 def codes(client: httpx.Client, calls: list[Call]) -> list[str]:
-    """What became of each call: its error's code, or nothing."""
+    """Return the error code of each call, empty for one that succeeded."""
     responses = [
         client.request(method, path, **({} if body is None else {"json": body})) for method, path, body in calls
     ]
@@ -158,7 +158,9 @@ def test_receipt_that_has_expired_moves_nothing(app: FastAPI, trainer: httpx.Cli
 
 
 def test_better_adapter_takes_it_in_one_call_and_worse_one_in_no_race(app: FastAPI, trainer: httpx.Client) -> None:
-    """Six calls at once: two with a receipt beside the adapter that answers, of which one is stale then, and four without."""
+    """Make six calls at once: two with a receipt against the current adapter, one of which becomes stale, and four
+    without.
+    """
     database = app.state.services.database
     leases = Leases(database, 60)
     leases.finish(claimed(app.state.services.jobs, leases), {}, adapters=[new_adapter("other@1", final=False)])
@@ -189,7 +191,7 @@ def test_nothing_else_moves_a_name() -> None:
 
 
 def moves(call: ast.AST, verbs: set[str]) -> bool:
-    """Whether a part of a source moves a name, by a verb of `Aliases` or `ForeignNames` or by what those are made of."""
+    """Return whether a node of the source moves a name, by a method of `Aliases` or `ForeignNames` or by their parts."""
     if not isinstance(call, ast.Call):
         return False
     if isinstance(call.func, ast.Name):

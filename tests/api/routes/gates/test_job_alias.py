@@ -116,7 +116,7 @@ def test_what_is_forgotten_is_named_where_it_cannot_be_shown(
     assert note.startswith(
         "The gate forget cannot pass (blocks the alias): mean score of general questions: 200 items do"
     )
-    # The parent was judged on so few rows that they show nothing of the adapters trained from it.
+    # The parent was judged on too few rows to show anything about the adapters trained from it.
     parent = add_adapter(services.database, manifest_of(services.catalog().get(BASE)))
     rows = {"file": ("few.jsonl", b'{"item": {}}\n' * 10)}
     file = client.post("/v1/files", data={"purpose": "evals"}, files=rows).json()["id"]

@@ -36,7 +36,7 @@ NO_EVENT = {
     # Parts of what has an event when it is begun and when it is completed; a sample, which is sent once and forgotten.
     "POST /v1/uploads/{upload_id}/parts",
     "POST /v1/webhook_endpoints/{webhook_endpoint_id}/test",
-    # The begin of a sign-in, which the provider may refuse.
+    # The beginning of a sign-in, which the provider may refuse.
     "POST /v1/sign_in/oidc",
 }
 APART = {"POST /v1/uploads/{upload_id}/complete", "POST /v1/sign_in/oidc/callback"}

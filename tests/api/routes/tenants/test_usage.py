@@ -192,7 +192,7 @@ def test_costs_as_a_table_calculate_nothing(anonymous: TestClient, app: FastAPI)
 def test_table_of_costs_leaves_turn_and_database_before_it_is_sent(
     anonymous: TestClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slow client reads from a file without a name; nothing of the table but a part is in memory."""
+    """A slow client reads from an unnamed file; only a part of the table is in memory."""
     services = app.state.services
     key, secret = services.keys.create("reader", "acme")
     services.usage.add(

@@ -64,7 +64,7 @@ def test_twin_is_registered_beside_its_original(settings: Settings) -> None:
 
 @pytest.mark.long
 def test_twin_of_another_name_and_another_quantisation(settings: Settings) -> None:
-    """What the option changes in the weights: tests/worker/test_dequantize.py."""
+    """`tests/worker/test_dequantize.py` tests the effect of the option on the weights."""
     result = runner.invoke(app, ["base", "dequantize", "org/tiny", "--as", "plain", "--no-double-quant"])
     assert result.exit_code == 0, result.output
     plain = load_catalog(settings.catalog_path).get("plain")

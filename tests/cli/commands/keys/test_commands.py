@@ -52,7 +52,7 @@ def keys(request: pytest.FixtureRequest) -> Keys:
 
 
 def made(keys: Keys) -> list[Key]:
-    """The keys beside alice's."""
+    """Return the keys other than alice's."""
     return keys.all()[1:]
 
 

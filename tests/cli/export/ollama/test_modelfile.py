@@ -35,7 +35,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def manifest(stored: Downloaded, base: Path) -> AdapterManifest:
-    """Of an adapter that was trained on that base."""
+    """Manifest of an adapter that was trained on that base."""
     digests = {path.name: digest_file(path) for path in base.iterdir()}
     template = Tokenizer.load(base).template.digest
     return stored.manifest.model_copy(update={"base_digests": digests, "template_digest": template})
@@ -43,7 +43,7 @@ def manifest(stored: Downloaded, base: Path) -> AdapterManifest:
 
 @pytest.fixture
 def merged(base: Path, manifest: AdapterManifest, tmp_path: Path) -> Path:
-    """What a merge leaves: the same files here, and the manifest that names base and adapter."""
+    """Files as a merge leaves them, here with equal weights, and the manifest that names base and adapter."""
     folder = tmp_path / "merged"
     shutil.copytree(base, folder)
     record = ModelManifest(

@@ -214,7 +214,9 @@ def test_blob_that_was_changed_in_the_bucket_is_refused(
 
 @contextmanager
 def cut_connections(target: str, after: int) -> Iterator[tuple[str, list[int]]]:
-    """A proxy that breaks each connection when so many bytes of answers have passed; its address, and bytes by connection."""
+    """A proxy that breaks each connection after this many bytes of answers; yields its address, and bytes by
+    connection.
+    """
     host, _, port = target.removeprefix("http://").partition(":")
     listener, passed = socket.create_server(("127.0.0.1", 0)), list[int]()
 

@@ -24,7 +24,7 @@ BY_STATEMENT = {
     ("database/evaluation/items.py", "update", "EvalRunRow"),  # totals
     ("database/evaluation/runs.py", "delete", "EvalRunRow"),  # with its eval, whose deletion is in the log
 }
-"""Statements on audited tables, which the recorder does not see: nobody's decisions, or part of one that it sees."""
+"""Statements on audited tables that the recorder does not see: they are not decisions, or part of one that it sees."""
 
 
 @pytest.mark.parametrize("row", AUDITED)

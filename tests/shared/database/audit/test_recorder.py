@@ -190,7 +190,7 @@ def test_the_log_cannot_be_truncated(database: Database) -> None:
 @pytest.mark.postgres
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_numbers_are_in_the_order_of_commit(database: Database, keys: Keys) -> None:
-    """Else a reader that goes on after the last number would miss the event of a transaction that commits late."""
+    """Otherwise a reader that continues after the last number would miss the event of a transaction that commits late."""
     done = threading.Event()
 
     def create() -> None:

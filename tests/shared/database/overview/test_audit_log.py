@@ -18,7 +18,7 @@ from tests.support.clock import Clock
 
 @pytest.fixture
 def log(database: Database, keys: Keys, clock: Clock) -> AuditLog:
-    """Five events, a minute apart: alice's of three keys of acme, and one's creation and end in `shared`."""
+    """Add five events, a minute apart: alice's of three keys of acme, and the creation and end of a key in `shared`."""
     with acting(AuditActor("key", "key-a", "alice")):
         for number in range(3):
             keys.create(f"k{number}", "acme")

@@ -193,7 +193,7 @@ def test_a_job_is_expected_to_take_what_those_like_it_have_taken(jobs: Jobs, lea
 
 
 def statements_of(database: Database, claim: Callable[[], object]) -> list[str]:
-    """What a claim sends to the database."""
+    """Return the statements that a claim sends to the database."""
     sent: list[str] = []
 
     def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:

@@ -375,7 +375,7 @@ def test_processes_that_prepare_the_same_at_once(base, tmp_path):
 
 
 def test_a_library_that_errs_in_the_middle_changes_nothing(preparing, tokenizer, tmp_path, monkeypatch):
-    """What it had already made is thrown away, and the whole file is encoded with the other library."""
+    """Encoded rows are discarded, and the whole file is encoded with the other library."""
     monkeypatch.setattr(preparation, "BATCH_ROWS", 4)
     monkeypatch.setattr(preparation, "FAST_BYTES", 0)
     lines = [pair(f"question {number}", "an answer" if number < 9 else "a zebra") for number in range(12)]

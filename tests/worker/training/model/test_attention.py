@@ -80,7 +80,7 @@ def test_together_is_as_alone(family):
 
 
 PREFIXES = [0, 4, 0, 9]
-"""Of documents of 7, 5, 12 and 14 tokens."""
+"""Lengths of the prefixes of documents of 7, 5, 12 and 14 tokens."""
 
 
 def begun_alike(seed: int = 0) -> list[torch.Tensor]:

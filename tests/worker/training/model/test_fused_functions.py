@@ -61,7 +61,7 @@ def swiglu_reference(x, frozen, scales, *lora) -> Tensor:
 
 
 def gradients(outputs: list[Tensor], wanted: list[Tensor]) -> list[Tensor]:
-    """Of a sum of the outputs in which every element weighs something else."""
+    """Return the gradients of a sum of the outputs in which every element has a different weight."""
     total = sum((y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum() for y in outputs)
     return list(torch.autograd.grad(total, wanted))
 

@@ -55,7 +55,7 @@ def test_it_does_not_matter_how_the_targets_are_cut(targets, seed):
 
 
 def test_a_head_that_learns_gets_its_gradient():
-    """A LoRA layer on the head is no frozen head: autograd goes through it."""
+    """A LoRA layer on the head is not a frozen head: autograd goes through it."""
     head, hidden, ids, weights = case(5, seed=2)
     head.requires_grad_(True)
     head_loss(head, hidden.requires_grad_(), ids, weights)[0].backward()

@@ -281,7 +281,7 @@ def test_summary_counts_this_process(tmp_path, open_telemetry):
 
 
 class Notebook:
-    """Stands for `Trackers`: writes down what it is told, and has one bad day."""
+    """Replaces `Trackers`: records its calls, and reports one failure."""
 
     def __init__(self):
         self.told, self.ended, self._bad_days = [], None, [Failure("mlflow", "ConnectionError")]

@@ -91,10 +91,10 @@ def lengths(kind: str, seed: int) -> list[int]:
 @pytest.mark.parametrize("rows", [1, 4, 16])
 @pytest.mark.parametrize("kind", ["alike", "long tail", "two kinds"])
 def test_from_a_quarter_on_the_time_left_is_within_a_quarter(clock, kind, rows, fixed):
-    """Fails while the last steps' mean counts for all: with a long tail and a row a step it is off by more than half.
+    """The mean of the last steps must not stand for all: with a long tail and one row per step it is off by more than half.
 
     Args:
-        fixed: seconds that every step takes, beside one second for 1,000 tokens.
+        fixed: seconds of every step, in addition to one second for 1,000 tokens.
     """
     for seed in range(8):
         drawn, noise = lengths(kind, seed), random.Random(seed)

@@ -43,7 +43,7 @@ def patient(monkeypatch):
 
 
 def follow(names, plan, folder, losses=LOSSES, status=TrackedStatus.FINISHED):
-    """A whole run as telemetry tells it; returns the failures."""
+    """Report a whole run as telemetry does; return the failures."""
     trackers = Trackers(names)
     trackers.start(plan, folder, RUN_ID)
     for step, loss in losses.items():

@@ -74,7 +74,7 @@ def test_the_tuned_model_scores_what_the_last_validation_did(finished):
 
 
 def test_the_base_scores_what_it_did_before_training(finished, tmp_path):
-    """A fresh adapter is no adapter: B is zero."""
+    """A new adapter has no effect: B is zero."""
     context = set_up(finished.run, tmp_path, tmp_path / "cache", SupervisedMethod())
     before = mean_score(validation_sums(context.method, context.model, context.validation_batches(1), context.device))
     found = evaluation_of(finished.run_dir)

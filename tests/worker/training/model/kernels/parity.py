@@ -111,7 +111,7 @@ def norm_of(cls, size, dtype):
 @pytest.mark.parametrize(("shape", "layout"), LAID_OUT)
 @pytest.mark.parametrize("centred", [False, True])
 def test_norm_and_sum(shape, centred, layout, dtype):
-    """With a weight that learns and one that does not; the sum flows on beside its norm, as in a block."""
+    """Compare with a trained weight and with a frozen one; the sum is passed on with its norm, as in a block."""
     cls = modeling_qwen3_5.Qwen3_5RMSNorm if centred else modeling_qwen3.Qwen3RMSNorm
     x, delta = (random(*shape, dtype=dtype, seed=seed) for seed in (1, 2))
     weight = random(shape[-1], dtype=dtype, seed=3)
@@ -151,7 +151,7 @@ def test_norm_and_sum(shape, centred, layout, dtype):
 )
 @pytest.mark.parametrize("heads_last", [True, False], ids=["as projected", "contiguous"])
 def test_rotation(size, turned, heads, kv_heads, rows, heads_last, dtype):
-    """Of whole heads and of a part of each, as Qwen3.5 does it; one row of angles for all rows too."""
+    """Rotate whole heads and a part of each, as Qwen3.5 does, also with one row of angles for all rows."""
     query = random(rows, heads, 5, size, dtype=dtype, seed=1)
     key = random(rows, kv_heads, 5, size, dtype=dtype, seed=2)
     family = modeling_llama if size == turned else modeling_qwen3_5
