@@ -1,8 +1,7 @@
 """Compares the section ``Raises`` of a docstring with the errors that the function raises itself.
 
 A function's own errors are those of its body, of the functions in the same module that it uses, and of the functions
-that make an error for a ``raise`` or surround a block as a context manager. What other functions raise, their
-docstrings say.
+that make an error for a ``raise`` or surround a block as a context manager. Errors of other functions are in their own docstrings.
 """
 
 from __future__ import annotations
