@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shared.base_models.catalog import BaseModelEntry, refuse_unknown_files
 from shared.base_models.config import ModelConfig
-from shared.contract.auto_hyperparameters import note_on_default_rate, note_on_epochs
+from shared.contract.auto_hyperparameters import note_on_default_rate, note_on_forgetting
 from shared.contract.base_quant import is_open, pair_of, settled
 from shared.contract.choices import BaseQuant, Device, HeldBase, TokenizerMode
 from shared.contract.contracts import FineTuneContract
@@ -163,8 +163,13 @@ def preflight(
         rate_of_base=base.learning_rate,
         pairs=contract.has_preferences,
     )
-    epochs, has_replay = contract.exec.epochs, replay is not None
-    advice += note_on_epochs(epochs, base.learning_rate, has_replay=has_replay)
+    advice += note_on_forgetting(
+        contract.exec.epochs,
+        contract.exec.learning_rate,
+        base.learning_rate,
+        has_replay=replay is not None,
+        pairs=contract.has_preferences,
+    )
     return Preflight(
         plan=plan,
         model=model,

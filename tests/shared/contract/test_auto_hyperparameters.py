@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.contract.auto_hyperparameters import (
+    MEASURED_FORGETTING,
     auto_batch_size,
     auto_epochs,
     auto_exec,
     auto_learning_rate,
     auto_pair_epochs,
     note_on_default_rate,
-    note_on_epochs,
+    note_on_forgetting,
 )
 
 
@@ -52,21 +55,35 @@ def test_default_rate_is_noted_where_the_base_has_another(
 
 
 @pytest.mark.parametrize(
-    ("epochs", "of_base", "has_replay", "is_noted"),
+    ("epochs", "rate", "of_base", "is_noted"),
     [
-        (3, None, False, False),
-        (4, None, False, True),
-        (4, 2e-4, False, True),
-        (4, None, True, False),
-        (10, 4e-3, False, False),
+        (1, 2e-4, None, 0),
+        (2, 2e-4, None, 1),
+        (3, 2e-4, 2e-4, 1),
+        (4, 1e-4, None, 1),
+        (3, 2e-5, None, 0),
+        (10, 4e-3, 4e-3, 0),
     ],
 )
-def test_many_epochs_on_a_real_base_are_noted(
-    epochs: int, of_base: float | None, has_replay: bool, is_noted: bool
+def test_passes_that_may_cost_a_real_base_skills_are_noted_unless_rows_are_replayed(
+    epochs: int, rate: float, of_base: float | None, is_noted: int
 ) -> None:
-    notes = note_on_epochs(epochs, of_base, has_replay=has_replay)
+    notes = note_on_forgetting(epochs, rate, of_base, has_replay=False)
     assert len(notes) == is_noted
-    assert all("--replay" in note for note in notes)
+    assert all("--replay FILE (data.replay_file)" in note and "5 of 24 general answers" in note for note in notes)
+    assert all(note.startswith("exec.epochs is") is (epochs > 3) for note in notes)
+    assert not note_on_forgetting(epochs, rate, of_base, has_replay=True)
+    assert not note_on_forgetting(epochs, rate, of_base, has_replay=False, pairs=True), "pairs have no replay"
+
+
+def test_figures_of_the_note_are_those_of_the_decisions_table() -> None:
+    [decision] = (Path(__file__).parents[3] / "docs" / "decisions").glob("0075-*.md")
+    rows = [line.strip("|").split("|") for line in decision.read_text().splitlines() if line.startswith("| ")]
+    kept = [(row[1], int(row[5].strip(" *"))) for row in rows if len(row) == 6 and row[5].strip(" *").isdigit()]
+    by_default = [answers for recipe, answers in kept if "**the rule**" in recipe]
+    [replayed] = [answers for recipe, answers in kept if "--replay" in recipe]
+    assert f"kept {sum(by_default)} of {8 * len(by_default)} general answers" in MEASURED_FORGETTING
+    assert f"with --replay kept {replayed} of 8" in MEASURED_FORGETTING
 
 
 @pytest.mark.parametrize(("pairs", "epochs"), [(1, 3), (60, 3), (300, 3), (500, 2), (5_000, 1)])
