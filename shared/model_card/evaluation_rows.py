@@ -29,7 +29,7 @@ ANSWERS_AT_ONCE = 4
 SHARE_OF_TRAINING = 0.1
 """Share of the training's time that a self-evaluation with its answers may take."""
 LEAST_SECONDS = 15.0
-"""Minimum time of a self-evaluation, however short the training was."""
+"""Minimum time of a self-evaluation, or of its part on the served model, however short the training was."""
 TOO_LONG = "more would have taken over a tenth of the training's time"
 MAX_CHARACTERS = 600
 """Largest number of characters of a stored string."""
@@ -67,17 +67,23 @@ class EvaluationRows(BaseModel):
 
     Attributes:
         general: token ids of the general questions, in their order; empty if the template does not accept them.
+        seconds: how long the trainer's part of the self-evaluation took.
     """
 
     model_config = ConfigDict(frozen=True)
     rows: tuple[EvaluationRow, ...] = ()
     samples: tuple[SamplePrompt, ...] = ()
     general: tuple[list[int], ...] = ()
+    seconds: float = 0.0
 
 
-def seconds_for(training_seconds: float) -> float:
-    """Return the seconds that a self-evaluation may take after a training of this length."""
-    return max(LEAST_SECONDS, SHARE_OF_TRAINING * training_seconds)
+def seconds_for(training_seconds: float, spent: float = 0.0) -> float:
+    """Return the seconds that a self-evaluation may take after a training of this length.
+
+    Args:
+        spent: seconds that its earlier part took: the trainer's, when the served model is measured.
+    """
+    return max(LEAST_SECONDS, SHARE_OF_TRAINING * training_seconds - spent)
 
 
 class WrittenAnswer(NamedTuple):

@@ -441,6 +441,11 @@ def test_a_run_leaves_every_file(finished):
         TRAINING_MANIFEST_NAME,
     }
     assert {path.name for path in (finished.run_dir / ADAPTER_FOLDER).iterdir()} == set(ADAPTER_FILES)
+    rows, summary = (
+        json.loads((finished.run_dir / name).read_bytes()) for name in (EVALUATION_ROWS_NAME, SUMMARY_NAME)
+    )
+    assert rows["seconds"] > 0, "the publisher takes it off its own time"
+    assert summary["training_summary"]["wall_secs"] > 0
 
 
 def test_the_summary_is_written_last(tiny, tmp_path, monkeypatch):

@@ -58,7 +58,8 @@ def evaluate_served(attempt: Attempt, adapter_id: str, certificates: Mapping[str
     try:
         with _open_replica(attempt, certificates, prefer_twin=evaluation.precision == "nf4") as replica:
             models = ServedPair(replica, adapter_id, certificates[replica.name]["base"], _teller(attempt))
-            evaluation = models.measure(evaluation, EvaluationRows.model_validate(rows), _seconds(run_dir))
+            chosen = EvaluationRows.model_validate(rows)
+            evaluation = models.measure(evaluation, chosen, seconds_left(run_dir, chosen.seconds))
         message = f"Measured the served model: {_counts(evaluation)}; {time.monotonic() - began:.0f} s."
     except LeaseLost:
         raise
@@ -184,8 +185,9 @@ def _within_tokens(rows: tuple[EvaluationRow, ...]) -> tuple[EvaluationRow, ...]
     return tuple(chosen)
 
 
-def _seconds(run_dir: Path) -> float:
-    # A run of an earlier release may lack it.
+def seconds_left(run_dir: Path, spent: float) -> float:
+    """Return the seconds that remain of a run's self-evaluation, of which the trainer has spent some."""
+    # A run of an earlier release may lack its training's time.
     with suppress(KeyError, TypeError):
-        return seconds_for(float((read_json(run_dir / SUMMARY_NAME) or {})["training_summary"]["wall_secs"]))
+        return seconds_for(float((read_json(run_dir / SUMMARY_NAME) or {})["training_summary"]["wall_secs"]), spent)
     return seconds_for(0.0)

@@ -102,6 +102,18 @@ def test_the_interval_of_an_accuracy_contains_its_difference(rows: list[tuple[in
     assert found.tuned - found.base == pytest.approx(found.row_difference)
 
 
-@pytest.mark.parametrize(("training", "seconds"), [(0.0, 15.0), (100.0, 15.0), (3600.0, 360.0)])
-def test_a_self_evaluation_takes_a_tenth_of_the_training(training: float, seconds: float) -> None:
-    assert seconds_for(training) == seconds
+@pytest.mark.parametrize(
+    ("training", "spent", "seconds"),
+    [
+        (0.0, 0.0, 15.0),
+        (100.0, 0.0, 15.0),
+        (3600.0, 0.0, 360.0),
+        (3600.0, 200.0, 160.0),
+        (3600.0, 350.0, 15.0),
+        (3600.0, 9e3, 15.0),
+    ],
+)
+def test_both_parts_of_a_self_evaluation_take_a_tenth_of_the_training(
+    training: float, spent: float, seconds: float
+) -> None:
+    assert seconds_for(training, spent) == seconds

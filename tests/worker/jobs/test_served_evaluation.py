@@ -5,14 +5,17 @@ parts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.model_card.evaluation_rows import EvaluationRow, EvaluationRows, RowScore, SamplePrompt, WrittenAnswer
 from shared.model_card.self_evaluation import RowSource, SelfEvaluation
-from worker.jobs.served_evaluation import ServedPair, _counts
+from worker.jobs.served_evaluation import ServedPair, _counts, seconds_left
+from worker.run_folder import SUMMARY_NAME, write_json
 
 BASE = {"name": "tiny", "dtype": "float32", "twin_of": None}
 
@@ -54,3 +57,22 @@ def test_the_last_progress_is_what_was_done(scored: int, samples: int, is_late: 
     words = _counts(found)
     assert (f"{scored} rows" in words) == (0 < scored == done["scored_rows"])
     assert (f"{samples} sample answers" in words) == (0 < samples == done["sample_answers"])
+
+
+@pytest.mark.parametrize(
+    ("recorded", "spent", "seconds"),
+    [
+        ({"training_summary": {"wall_secs": 1800.0}}, 0.0, 180.0),
+        ({"training_summary": {"wall_secs": 1800.0}}, 110.0, 70.0),
+        ({"training_summary": {"wall_secs": 1800.0}}, 175.0, 15.0),
+        ({"training_summary": {"wall_secs": 20.0}}, 1.0, 15.0),
+        ({}, 4.0, 15.0),
+        (None, 0.0, 15.0),
+    ],
+)
+def test_the_trainers_part_is_taken_off_the_served_ones_time(
+    recorded: dict[str, Any] | None, spent: float, seconds: float, tmp_path: Path
+) -> None:
+    if recorded is not None:
+        write_json(tmp_path / SUMMARY_NAME, recorded)
+    assert seconds_left(tmp_path, spent) == seconds

@@ -167,7 +167,8 @@ def evaluate_run(
         work.causes.append("interrupted")
         work.notes.append("Nothing was measured: the trainer was ended during every attempt.")
     if context.distributed.is_main:
-        write_json(context.run_dir / EVALUATION_ROWS_NAME, work.rows_to_serve().model_dump(mode="json"))
+        rows = work.rows_to_serve().model_copy(update={"seconds": time.monotonic() - began})
+        write_json(context.run_dir / EVALUATION_ROWS_NAME, rows.model_dump(mode="json"))
     return Measured(work.result(), time.monotonic() - began, work.causes)
 
 
