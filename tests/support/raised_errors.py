@@ -1,7 +1,8 @@
 """Compares the section ``Raises`` of a docstring with the errors that the function raises itself.
 
 A function's own errors are those of its body, of the functions in the same module that it uses, and of the functions
-that make an error for a ``raise`` or surround a block as a context manager. Errors of other functions are in their own docstrings.
+that make an error for a ``raise`` or surround a block as a context manager. The docstrings of other functions name the
+errors that those raise.
 """
 
 from __future__ import annotations
