@@ -140,7 +140,7 @@ class CorpusBench:
                 output = folder / {"mix": "mens"}.get(name, name)
                 shutil.rmtree(output, ignore_errors=True)
                 measured.append(self._run(processes, name, folder))
-                found_copies[name] = _found(planted, rows, output)
+                found_copies[name] = _copies_in(planted, rows, output)
         print(
             f"{rows:,} rows, {size:.0f} MB, {copies[0]:,} equal and {copies[1]:,} near copies; {_rounds(self._options)}"
         )
@@ -394,7 +394,7 @@ def main() -> int:
     return run_bench(lambda: CorpusBench(options).measure())
 
 
-def _found(planted: PlantedPairs, rows: int, output: Path) -> FoundCopies:
+def _copies_in(planted: PlantedPairs, rows: int, output: Path) -> FoundCopies:
     files = [output / "train.jsonl"] if output.name == "mens" else sorted((output / "kept").iterdir())
     return find_copies(planted, rows, _texts(files))
 

@@ -33,7 +33,7 @@ def this_machine(
     if vram_bytes:
         return Machine("cuda", vram_bytes=vram_bytes, origin=origin, limits=limits)
     share = read_settings(TrainerShareSettings).trainer_gpu_share
-    machine = _found(origin, limits) if device == "auto" else _driven(origin, limits)
+    machine = _detected(origin, limits) if device == "auto" else _driven(origin, limits)
     return replace(machine, vram_bytes=int(share * machine.vram_bytes)) if machine.vram_bytes else machine
 
 
@@ -56,7 +56,7 @@ def _driven(origin: str, limits: ServingLimits | None) -> Machine:
     return Machine("cuda", vram_bytes=memory, device_name=name, origin=origin, limits=limits)
 
 
-def _found(origin: str, limits: ServingLimits | None) -> Machine:
+def _detected(origin: str, limits: ServingLimits | None) -> Machine:
     # A command line alone, without the trainer's packages, plans for an installation on such a machine.
     if find_spec("torch") is None:
         memory, name = _drivers_gpu()

@@ -43,9 +43,9 @@ class FileDigests:
     def __init__(self, store: Path) -> None:
         self._store = store
         try:
-            self._known = msgspec.json.decode(store.read_bytes(), type=dict[str, KnownFile])
+            self._noted = msgspec.json.decode(store.read_bytes(), type=dict[str, KnownFile])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            self._known = {}
+            self._noted = {}
         self._used: dict[str, KnownFile] = {}
 
     def of(self, path: Path) -> str:
@@ -54,7 +54,7 @@ class FileDigests:
         # State and content come from one open file, even if the name is given to another file meanwhile.
         with path.open("rb") as file:
             now = _state_of(file)
-            noted = self._used.get(name) or self._known.get(name)
+            noted = self._used.get(name) or self._noted.get(name)
             if noted and (noted.size, noted.modified, noted.changed, noted.inode) == now:
                 self._used[name] = noted
                 return noted.sha256
@@ -67,9 +67,9 @@ class FileDigests:
     def save(self) -> None:
         """Write the digests if they have changed, leaving out those of missing files."""
         # Of a path in a closed folder, `Path.exists` raises an error.
-        kept = {name: noted for name, noted in self._known.items() if os.path.exists(name)}  # noqa: PTH110
+        kept = {name: noted for name, noted in self._noted.items() if os.path.exists(name)}  # noqa: PTH110
         kept |= self._used
-        if kept != self._known:
+        if kept != self._noted:
             write_json(self._store, kept)
 
 

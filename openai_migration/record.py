@@ -88,14 +88,14 @@ class Recording:
     """Outcome of a recording run.
 
     Attributes:
-        known: number of questions that already had an answer.
+        repeated: number of questions that already had an answer.
         tokens: OpenAI's token count of prompts and answers.
         stopped: why it ended early; empty if it did not.
         gone: models that OpenAI no longer serves.
     """
 
     answered: int = 0
-    known: int = 0
+    repeated: int = 0
     refused: int = 0
     tokens: int = 0
     stopped: str = ""
@@ -105,7 +105,7 @@ class Recording:
         """Describe the outcome in one line."""
         parts = [
             f"{counted(self.answered, 'answer')}, {counted(self.tokens, 'token')}",
-            f"{self.known} recorded earlier",
+            f"{self.repeated} recorded earlier",
             f"{self.refused} refused",
         ]
         parts += [f"gone: {', '.join(self.gone)}"] if self.gone else []
@@ -148,15 +148,15 @@ def questions(model: str, choice: PromptChoice, sampling: RecordedSampling) -> I
     """Yield the requests for a model, prompt by prompt: model and base, at temperature 0 and then the samples."""
     models = [model, parse_name(model).base] if sampling.control else [model]
     for prompt in choice.prompts:
-        for asked_model in models:
+        for name in models:
             for sample in range(1 + sampling.samples):
                 how = GREEDY if sample == 0 else {"temperature": sampling.temperature, "seed": SEED + sample}
                 bound = {"max_completion_tokens": sampling.max_answer_tokens}
                 yield RecordedQuestion(
-                    asked_model,
+                    name,
                     prompt,
                     sample,
-                    {"model": asked_model, **prompt.request, **how, **bound, **WITH_LOGPROBS},
+                    {"model": name, **prompt.request, **how, **bound, **WITH_LOGPROBS},
                 )
 
 
@@ -209,7 +209,7 @@ def record_answers(
     for question in (question for plan in plans for question in plan.questions):
         advance(question.model)
         if archive.find(key_of(client.project, question)):
-            done.known += 1
+            done.repeated += 1
         elif question.model not in done.gone:
             if reached := bounds.reached(done):
                 done.stopped = reached

@@ -87,7 +87,9 @@ RETIRED = {
 }
 """Words that only this project used, as patterns, and the field's words for the same things."""
 NOT_NOUNS = frozenset({"asked", "each", "found", "given", "known", "one", "told", "wanted"})
-"""Names of variables that say how a value was got, and not what it is."""
+"""Names of variables, parameters, fields and functions that say how a value was got, and not what it is."""
+NOT_PARTS = frozenset({"asked", "told"})
+"""Words that are not a part of such a name either."""
 
 
 def phrases_in(texts: Iterable[str]) -> list[str]:
@@ -117,14 +119,19 @@ def prose_of(source: str) -> list[str]:
     return docstrings + [token.string for token in tokens if token.type == tokenize.COMMENT]
 
 
-def variables_of(source: str) -> set[str]:
-    """Return the names of variables and parameters of a module's functions."""
-    functions = [
-        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    nodes = [node for function in functions for node in ast.walk(function)]
-    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return stored | {node.arg for node in nodes if isinstance(node, ast.arg)}
+def names_of(source: str) -> set[str]:
+    """Return the names that a module gives to variables, parameters, fields and functions, without outer underscores."""
+    nodes = list(ast.walk(ast.parse(source)))
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    names |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    names |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return {name.strip("_") for name in names}
+
+
+def faulty_names(source: str) -> set[str]:
+    names = names_of(source)
+    return names & NOT_NOUNS | {name for name in names if NOT_PARTS & {*name.lower().split("_")}}
 
 
 def may_have_phrases(source: str) -> bool:
@@ -156,12 +163,15 @@ def test_tests_are_plain_english() -> None:
 
 
 @pytest.mark.parametrize("folder", SOURCES)
-def test_variables_are_nouns(folder: str) -> None:
+def test_names_are_nouns(folder: str) -> None:
     sources = {path: path.read_text() for path in sorted((ROOT / folder).rglob("*.py"))}
     # Only where one is followed by what assigns, because parsing all modules takes seconds.
-    assigned = re.compile(rf"\b(?:{'|'.join(NOT_NOUNS)})\b(?:, [\w*]+)*\s*(?:[-+|&:]?=(?!=)|:\s|\bin\b|[,)])")
+    assigned = re.compile(
+        rf"\b_?(?:{'|'.join(NOT_NOUNS)})\b(?:, [\w*.]+)*\s*(?:[-+|&:]?=(?!=)|:\s|\bin\b|[,()])"
+        rf"|(?i:(?:{'|'.join(NOT_PARTS)})_\w|\w_(?:{'|'.join(NOT_PARTS)}))"
+    )
     suspects = {path: source for path, source in sources.items() if assigned.search(source)}
-    faults = {str(path.relative_to(ROOT)): variables_of(source) & NOT_NOUNS for path, source in suspects.items()}
+    faults = {str(path.relative_to(ROOT)): faulty_names(source) for path, source in suspects.items()}
     assert not {path: names for path, names in faults.items() if names}, "name them by what they are"
 
 
@@ -169,13 +179,15 @@ def test_variables_are_nouns(folder: str) -> None:
     ("line", "names"),
     [
         ("found = 1", {"found"}),
-        ("for number, one in enumerate(x): pass", {"one", "number"}),
+        ("for number, one in enumerate(x): pass", {"one"}),
         ("if (given := x): pass", {"given"}),
-        ("call(found=1, known=x.known)", set()),
+        ("self._known = self.told_at = 1", {"known", "told_at"}),
+        ("def _found(asked_model): pass", {"found", "asked_model"}),
+        ("call(found=1, known=x.known, asked=x.asked_at)", set()),
     ],
 )
-def test_names_of_variables_are_found(line: str, names: set[str]) -> None:
-    assert variables_of(f"def function(told):\n    {line}") == names | {"told"}
+def test_faulty_names_are_found(line: str, names: set[str]) -> None:
+    assert faulty_names(f"class Thing:\n    each: int\ndef function(told):\n    {line}") == names | {"each", "told"}
 
 
 def test_pages_are_plain_english() -> None:

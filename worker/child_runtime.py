@@ -17,7 +17,7 @@ from shared.host import disk_errors, exit_with_parent
 from shared.observability.log_context import adopt_from_environment
 from shared.observability.logs import configure_logging
 from shared.observability.tracing import traced_child
-from worker.run_folder import ASKED_NAME, ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, read_json, write_json
+from worker.run_folder import ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, STOP_NAME, read_json, write_json
 
 EXIT_FAILED = 3
 """The child process failed with a coded error, written to ``error.json``."""
@@ -141,7 +141,7 @@ def _is_cancel_noted(run_dir: Path) -> bool:
     """Return whether the launcher has noted a cancel: while a pause is requested, torchrun's own signal also counts as
     a cancel.
     """
-    return (read_json(run_dir / ASKED_NAME) or {}).get("signal") == CANCEL_SIGNAL
+    return (read_json(run_dir / STOP_NAME) or {}).get("signal") == CANCEL_SIGNAL
 
 
 def _has_failed(run_dir: Path) -> bool:

@@ -2,7 +2,7 @@
 
 plan.json  training-preflight.json                           before it runs
 telemetry.jsonl  tensorboard/  engine.log  error.json         while it runs
-first_process.pid  asked.json  ending.json                   with several processes: which to signal, whether a stop was
+first_process.pid  stop.json  ending.json                   with several processes: which to signal, whether a stop was
                                                              requested, how they ended
 checkpoints/step-…/                                          to resume from
 prepared/                                                    encoded data, when no cache is named
@@ -37,7 +37,7 @@ PATH = re.compile(r"(?:file://|(?<![\w/.~-]))/(?:[^\s/:'\"<>|,;()]+/)+")
 """Matches the folders in front of a file's name."""
 ERROR_NAME = "error.json"
 FIRST_PROCESS_NAME = "first_process.pid"
-ASKED_NAME = "asked.json"
+STOP_NAME = "stop.json"
 ENDING_NAME = "ending.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 CHECKPOINT_STATE_NAME = "trainer_state.json"

@@ -24,7 +24,7 @@ from worker.child_runtime import (
     STORAGE_EXITS,
     exit_with_worker,
 )
-from worker.run_folder import ASKED_NAME, ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, read_json, write_json
+from worker.run_folder import ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, STOP_NAME, read_json, write_json
 
 LOOK_AGAIN_SECONDS = 0.2
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     exit_with_worker()
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # torchrun's processes are children of this one
     folder = Path(run_dir)
-    for name in (ASKED_NAME, ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME):
+    for name in (STOP_NAME, ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME):
         (folder / name).unlink(missing_ok=True)
     SignalRelay(folder)
     failure = torchrun(processes, ["-m", module, plan, run_dir, *options])
@@ -77,25 +77,25 @@ class SignalRelay:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._wanted: int | None = None
+        self._signal: int | None = None
         for number in (PAUSE_SIGNAL, CANCEL_SIGNAL, signal.SIGINT):
             signal.signal(number, self._note)
         signal.signal(signal.SIGALRM, self._pass_on)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._wanted != CANCEL_SIGNAL:  # a cancel outranks a pause
-            self._wanted = number
+        if self._signal != CANCEL_SIGNAL:  # a cancel outranks a pause
+            self._signal = number
         with suppress(OSError):
-            write_json(self._run_dir / ASKED_NAME, {"signal": self._wanted})
+            write_json(self._run_dir / STOP_NAME, {"signal": self._signal})
         self._pass_on(number, frame)
 
     def _pass_on(self, _number: int, _frame: FrameType | None) -> None:
         first = read_json(self._run_dir / FIRST_PROCESS_NAME)
         if first is None:
             signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_SECONDS)
-        elif self._wanted is not None:
+        elif self._signal is not None:
             try:
-                os.kill(first["pid"], self._wanted)
+                os.kill(first["pid"], self._signal)
             except ProcessLookupError:
                 pass  # it has ended, and so will this process
 

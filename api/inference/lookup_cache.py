@@ -118,7 +118,7 @@ class LookupCache:
         self.served = ServedModels()
         self._bases_read_at = -POLL_SECONDS
         self._cached = CacheGeneration()
-        self._known: set[bytes] = set()
+        self._accepted: set[bytes] = set()
         self._used: dict[str, float] = {}
         self._use_written_at = time.monotonic()
         self._cached_at = 0.0
@@ -140,18 +140,18 @@ class LookupCache:
         digest = _digest(secret)
         if (key := cached.keys.get(digest)) is None:
             # The entry is absent until the lookup has found it again, because it may have been revoked since.
-            self._known.discard(digest)
+            self._accepted.discard(digest)
             accepted = await self._shared_acceptance(cached, digest, secret)
             key = cached.keys[digest] = accepted.key
             if accepted.until is not None:
                 cached.ends[digest] = accepted.until
             if accepted.sign_in_id is not None:
                 cached.sign_ins[digest] = accepted.sign_in_id
-            if len(self._known) >= MAX_KNOWN_KEYS:
+            if len(self._accepted) >= MAX_KNOWN_KEYS:
                 # This happens so rarely that keeping an order of use would cost more. Afterwards the next lookup of
                 # each key counts as the lookup of an unknown key.
-                self._known.clear()
-            self._known.add(digest)
+                self._accepted.clear()
+            self._accepted.add(digest)
         now = now_seconds()
         if (until := cached.ends.get(digest)) is not None and now >= until.timestamp():
             raise expired(key, until) if isinstance(secret, str) else sign_in_ended()
@@ -185,9 +185,9 @@ class LookupCache:
             with suppress(Unavailable):
                 await self.authenticate(secret)
 
-    def has_known(self, secret: Secret) -> bool:
+    def has_accepted(self, secret: Secret) -> bool:
         """Return whether the last lookup of a secret found its key, however long ago; such a secret is not a guess."""
-        return _digest(secret) in self._known
+        return _digest(secret) in self._accepted
 
     async def find(self, tenant: str, name: str) -> Destination | None:
         """Return the destination of a name as a tenant sees it: an alias, a published adapter or a foreign name; None

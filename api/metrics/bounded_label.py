@@ -23,19 +23,19 @@ class BoundedLabel:
     """
 
     def __init__(self, named: Collection[str] = (), most: int = 0) -> None:
-        self._known = set(named)
+        self._values = set(named)
         self._left = most
         # Two threads must not take the last free label for two values.
         self._lock = threading.Lock()
 
     def of(self, value: str) -> str:
         """Return the label for a value."""
-        if value in self._known:
+        if value in self._values:
             return value
         if len(value) > LONGEST:
             return OTHER
         with self._lock:
-            if self._left > 0 and value not in self._known:
+            if self._left > 0 and value not in self._values:
                 self._left -= 1
-                self._known.add(value)
-            return value if value in self._known else OTHER
+                self._values.add(value)
+            return value if value in self._values else OTHER

@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class JobSelection:
     """Events that a stream gets.
 
     Attributes:
@@ -129,7 +129,7 @@ class JobChanges:
         self._polling: asyncio.Task[None] | None = None
         self._forget()
 
-    async def chunks(self, selection: Wanted) -> AsyncGenerator[bytes, None]:
+    async def chunks(self, selection: JobSelection) -> AsyncGenerator[bytes, None]:
         """Yield the wanted events as they are sent, joined: after each poll that has found any, and after some others,
         so that the caller can check its key again.
         """
@@ -152,7 +152,7 @@ class JobChanges:
             self._polling.cancel()
             await asyncio.gather(self._polling, return_exceptions=True)
 
-    def _chunk_after(self, seen: int, selection: Wanted, key: Hashable) -> bytes:
+    def _chunk_after(self, seen: int, selection: JobSelection, key: Hashable) -> bytes:
         """Return the chunk after a position. Streams that want the same events and are at the same position share one
         chunk.
         """
@@ -163,7 +163,7 @@ class JobChanges:
             self._chunks[place] = joined(list(self._events_after(seen, selection)))
         return self._chunks[place]
 
-    def _events_after(self, seen: int, selection: Wanted) -> Iterator[ServerSentEvent]:
+    def _events_after(self, seen: int, selection: JobSelection) -> Iterator[ServerSentEvent]:
         missed = self._logged - seen
         if missed > len(self._log):
             yield RESET
@@ -182,7 +182,7 @@ class JobChanges:
         self._others = OtherChanges(self._database)
         self._newest: datetime | None = None
         self._versions: dict[str, int] = {}
-        self._known: dict[str, JobSummary] = {}
+        self._summaries: dict[str, JobSummary] = {}
         self._progress_at: dict[str, float] = {}
         self._batch_at = -BATCH_SECONDS
         self._late: dict[str, FoundChange] = {}
@@ -235,10 +235,10 @@ class JobChanges:
 
     def _add(self, change: FoundChange) -> None:
         job = change.summary
-        earlier = self._known.pop(job.id, None)
-        if earlier is None and len(self._known) >= KNOWN_JOBS:
-            del self._known[next(iter(self._known))]
-        self._known[job.id] = job
+        earlier = self._summaries.pop(job.id, None)
+        if earlier is None and len(self._summaries) >= KNOWN_JOBS:
+            del self._summaries[next(iter(self._summaries))]
+        self._summaries[job.id] = job
         if earlier is not None and BESIDES_PROGRESS(earlier) == BESIDES_PROGRESS(job):
             self._late[job.id] = change
             return
@@ -298,7 +298,7 @@ def progress_event(change: FoundChange) -> ServerSentEvent:
     return ServerSentEvent(raw_data=text, event=PROGRESS, id=cursor_of(change.changed_at))
 
 
-def missed_events(database: Database, selection: Wanted, cursor: int) -> list[ServerSentEvent]:
+def missed_events(database: Database, selection: JobSelection, cursor: int) -> list[ServerSentEvent]:
     """Return the events since the one with this id, after which a stream ended: each changed job, alias and receipt
     once, as it is now. Earlier states of replicas are not kept.
     """

@@ -22,7 +22,7 @@ from shared.errors import MensError
 
 FOLLOWED_SECONDS = 30.0
 """Seconds for which a job is read after the last request about it."""
-MAX_ASKED_JOBS = 5_000
+MAX_REQUESTED_JOBS = 5_000
 """Largest number of jobs that are read because of requests; for further jobs each request queries the database."""
 MAX_MISSED_POLLS = 3
 """All versions count as unknown after this many polls without a response, plus one second."""
@@ -42,7 +42,7 @@ class JobVersions:
         self._database, self._poll_seconds = database, poll_seconds
         self._longest_age = MAX_MISSED_POLLS * poll_seconds + 1
         self._streams: Counter[str] = Counter()
-        self._asked: dict[str, float] = {}
+        self._requested: dict[str, float] = {}
         self._forgotten: dict[str, float] = {}
         self._versions: Mapping[str, JobVersion] = {}
         self._read_at = 0.0
@@ -65,14 +65,14 @@ class JobVersions:
             self._streams[job_id] -= 1
             self._streams += Counter()  # drops zeros
 
-    def known(self, job_id: str, tenant: TenantName) -> JobVersion | None:
+    def version(self, job_id: str, tenant: TenantName) -> JobVersion | None:
         """Return the version of a job that a tenant sees; None if the caller must query the database for it.
 
         The job is read from now on, so that the next call may know it.
         """
         now = time.monotonic()
-        if job_id in self._asked or len(self._asked) < MAX_ASKED_JOBS:
-            self._asked[job_id] = now
+        if job_id in self._requested or len(self._requested) < MAX_REQUESTED_JOBS:
+            self._requested[job_id] = now
             self._start()
         version = self._versions.get(job_id)
         if version is None or now - self._read_at > self._longest_age:
@@ -114,5 +114,5 @@ class JobVersions:
 
     def _followed(self) -> list[str]:
         oldest = time.monotonic() - FOLLOWED_SECONDS
-        self._asked = {job: moment for job, moment in self._asked.items() if moment > oldest}
-        return list({*self._streams, *self._asked})
+        self._requested = {job: moment for job, moment in self._requested.items() if moment > oldest}
+        return list({*self._streams, *self._requested})

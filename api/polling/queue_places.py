@@ -109,7 +109,7 @@ class QueuePlaces:
                 wait([reading], WAIT_SECONDS)
         return self._view(job.id)
 
-    def known(self, job_id: str) -> QueuePlace | None:
+    def place(self, job_id: str) -> QueuePlace | None:
         """Return the place of a queued job, or None if the caller must call :meth:`of`, which may take time."""
         return None if self._is_due() else self._view(job_id)
 

@@ -40,23 +40,23 @@ class SharedReading(Generic[T]):
     def __init__(self, read: Callable[[], T], clock: Callable[[], float]) -> None:
         self._read = read
         self._clock = clock
-        self._asked: asyncio.Task[T] | None = None
-        self._asked_at = 0.0
+        self._reading: asyncio.Task[T] | None = None
+        self._reading_began = 0.0
         self._succeeded_before = False
 
     async def result(self) -> T:
         """Return a fresh result, or raise it."""
-        now, reading = self._clock(), self._asked
-        if reading is None or (reading.done() and now - self._asked_at >= MAX_AGE_SECONDS):
+        now, reading = self._clock(), self._reading
+        if reading is None or (reading.done() and now - self._reading_began >= MAX_AGE_SECONDS):
             self._succeeded_before = reading is not None and not reading.cancelled() and reading.exception() is None
-            reading = self._asked = asyncio.create_task(to_thread.run_sync(self._read, limiter=self._limiter))
-            self._asked_at = now
+            reading = self._reading = asyncio.create_task(to_thread.run_sync(self._read, limiter=self._limiter))
+            self._reading_began = now
         # Shielded: a probe that gives up must not cancel the reading that others wait for.
         return await asyncio.shield(reading)
 
     def is_late(self, seconds: float) -> bool:
         """Return whether the reading in progress has taken this long, or the reading before it did not succeed."""
-        return not self._succeeded_before or self._clock() - self._asked_at >= seconds
+        return not self._succeeded_before or self._clock() - self._reading_began >= seconds
 
     @cached_property
     def _limiter(self) -> CapacityLimiter:

@@ -17,7 +17,7 @@ from api.errors import ErrorAnswer, declared_of_other_type, error_response
 from api.inference.event_stream import EVENT_STREAM
 from api.inference.lookup_cache import AUTHENTICATED, Authenticated
 from api.openai.fine_tuning import event_seq
-from api.polling.job_changes import Wanted, encoded, missed_events
+from api.polling.job_changes import JobSelection, encoded, missed_events
 from api.polling.other_changes import ChangeType
 from api.services import Services, ServicesDep
 from api.web.auth import CallerDep
@@ -163,14 +163,14 @@ async def stream_changes(
     `gone` if it was removed; `event: reset` says that changes were missed, so that lists must be read again.
     `event: error` ends the stream of a key that was revoked meanwhile.
     """
-    selection = Wanted(
+    selection = JobSelection(
         tuple(visible_to(caller.tenant)), frozenset(kind or ()), frozenset(types or ()), is_operator=caller.is_operator
     )
     return EventSourceResponse(change_chunks(services, request, selection, cursor), headers=STREAM_HEADERS)
 
 
 async def change_chunks(
-    services: Services, request: Request, selection: Wanted, cursor: int | None
+    services: Services, request: Request, selection: JobSelection, cursor: int | None
 ) -> AsyncIterator[bytes]:
     """Yield what each poll adds to a stream of changes as one chunk: events sent one by one take several times the
     processor time.

@@ -64,7 +64,7 @@ class IdentityProvider:
         )
         # Sign-ins at the same time share one request for the addresses, also while the provider does not respond.
         self._discovering = threading.Lock()
-        self._found: tuple[float, dict[str, Any] | MensError] | None = None
+        self._outcome: tuple[float, dict[str, Any] | MensError] | None = None
         self._last_metadata: dict[str, Any] = {}
 
     def close(self) -> None:
@@ -190,8 +190,8 @@ class IdentityProvider:
 
     def _metadata(self) -> dict[str, Any]:
         with self._discovering:
-            if self._found is not None:
-                at, discovered = self._found
+            if self._outcome is not None:
+                at, discovered = self._outcome
                 kept = FAILURE_SECONDS if isinstance(discovered, MensError) else DISCOVERY_SECONDS
                 if time.monotonic() - at < kept:
                     if isinstance(discovered, MensError):
@@ -202,9 +202,9 @@ class IdentityProvider:
                 if metadata.get("issuer") != self._issuer:
                     raise _invalid("its discovery names an issuer other than MENS_OIDC_ISSUER")
             except MensError as error:
-                self._found = (time.monotonic(), error)
+                self._outcome = (time.monotonic(), error)
                 raise
-            self._found, self._last_metadata = (time.monotonic(), metadata), metadata
+            self._outcome, self._last_metadata = (time.monotonic(), metadata), metadata
             return metadata
 
     def _address(self, name: str) -> str:

@@ -36,10 +36,10 @@ def unchanged_job(services: Services, url: bytes, headers: list[tuple[bytes, byt
         return None
     key = services.lookup.known_key(authorization[7:].decode("latin-1"))
     job_id = url[len(JOB_PATH) :].partition(b"?")[0].decode("latin-1")
-    version = services.job_versions.known(job_id, key.tenant) if key else None
+    version = services.job_versions.version(job_id, key.tenant) if key else None
     if version is None:
         return None
-    place = services.queue_places.known(job_id) if version.is_queued else None
+    place = services.queue_places.place(job_id) if version.is_queued else None
     if (version.is_queued and place is None) or etag != job_etag(version.version, place).encode():
         return None
     request_id = header_values.get(ID_HEADER, b"")

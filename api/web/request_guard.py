@@ -91,7 +91,7 @@ async def authenticate(services: Services, scope: Scope) -> Authenticated:
     """
     secret = _secret(services.settings, scope)
     lookup, failures = services.lookup, services.failed_authentications
-    if lookup.has_known(secret):
+    if lookup.has_accepted(secret):
         return Authenticated(await lookup.authenticate(secret), secret)
     async with failures.lookup(address_of(scope)):
         return Authenticated(await lookup.authenticate(secret), secret)

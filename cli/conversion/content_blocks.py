@@ -60,12 +60,12 @@ class Calls:
     """The calls of a row that have no result yet.
 
     Attributes:
-        given: ids that the row gives its calls and results.
+        row_ids: ids that the row gives its calls and results.
         made: ids of the calls to which it gives none.
         open: id and function of each call without a result.
     """
 
-    given: frozenset[str]
+    row_ids: frozenset[str]
     made: set[str] = field(default_factory=set)
     open: list[tuple[str, str]] = field(default_factory=list)
 
@@ -91,7 +91,7 @@ class Calls:
 
     def _free_id(self) -> str:
         names = (f"call_{number}" for number in count(len(self.made) + 1))
-        free = next(name for name in names if name not in self.given and name not in self.made)
+        free = next(name for name in names if name not in self.row_ids and name not in self.made)
         self.made.add(free)
         return free
 

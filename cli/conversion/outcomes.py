@@ -52,7 +52,7 @@ class DropReason(StrEnum):
     NO_ANSWER_BETTER = "no_answer_better"
     NOT_A_TASK = "not_a_task"
     IN_TRAINING_FILE = "in_training_file"
-    ASKED_OF_THE_OLD_MODEL = "asked_of_the_old_model"
+    SENT_TO_THE_OLD_MODEL = "sent_to_the_old_model"
     ANSWER_CUT = "answer_cut"
     LABEL_FALSE = "label_false"
     TEXT_WITHOUT_TURNS = "text_without_turns"

@@ -48,11 +48,11 @@ class _Draws:
     def __init__(self, seed: int, name: str) -> None:
         self._begin = f"{seed}\0{name}\0"
 
-    def one(self, row: int) -> float:
+    def number(self, row: int) -> float:
         """Return a row's number."""
         return int.from_bytes(self._digest(row)[:6]) / _END
 
-    def two(self, row: int) -> tuple[float, float]:
+    def pair(self, row: int) -> tuple[float, float]:
         """Return a row's number and another one."""
         digest = self._digest(row)
         return int.from_bytes(digest[:6]) / _END, int.from_bytes(digest[8:14]) / _END
@@ -76,7 +76,7 @@ def _category(column: CategoryColumn, draws: _Draws, _folder: Path) -> Sampler:
         return _choice(column.values, draws)
     names, ends = list(column.values), list(accumulate(column.values.values()))
     total, last = ends[-1], len(names) - 1
-    return lambda row, _: names[bisect_right(ends, draws.one(row) * total, 0, last)]
+    return lambda row, _: names[bisect_right(ends, draws.number(row) * total, 0, last)]
 
 
 def _uniform(column: UniformColumn, draws: _Draws, _folder: Path) -> Sampler:
@@ -84,13 +84,13 @@ def _uniform(column: UniformColumn, draws: _Draws, _folder: Path) -> Sampler:
     low, high = math.ceil(column.low * scale), math.floor(column.high * scale)
     count = high - low + 1
     if column.decimals:
-        return lambda row, _: (low + int(draws.one(row) * count)) / scale
-    return lambda row, _: low + int(draws.one(row) * count)
+        return lambda row, _: (low + int(draws.number(row) * count)) / scale
+    return lambda row, _: low + int(draws.number(row) * count)
 
 
 def _gaussian(column: GaussianColumn, draws: _Draws, _folder: Path) -> Sampler:
     def sample(row: int, _: Values) -> int | float:
-        value = column.mean + column.deviation * _normal(*draws.two(row))
+        value = column.mean + column.deviation * _normal(*draws.pair(row))
         return float(round(value, column.decimals)) if column.decimals else round(value)
 
     return sample
@@ -98,7 +98,7 @@ def _gaussian(column: GaussianColumn, draws: _Draws, _folder: Path) -> Sampler:
 
 def _date(column: DateColumn, draws: _Draws, _folder: Path) -> Sampler:
     days = (column.last - column.first).days + 1
-    return lambda row, _: (column.first + timedelta(days=int(draws.one(row) * days))).isoformat()
+    return lambda row, _: (column.first + timedelta(days=int(draws.number(row) * days))).isoformat()
 
 
 def _rows(column: RowsColumn, draws: _Draws, folder: Path) -> Sampler:
@@ -118,7 +118,7 @@ def _units(column: UnitColumn, draws: _Draws, folder: Path) -> Sampler:
     if not units:
         kinds = f" of the kinds {', '.join(column.kinds)}" if column.kinds else ""
         raise recipe_invalid(f"{column.path} has no units{kinds}.", column.name, None)
-    order = sorted(range(len(units)), key=draws.two)
+    order = sorted(range(len(units)), key=draws.pair)
     return lambda row, _: units[order[row % len(order)]]
 
 
@@ -136,7 +136,7 @@ _SAMPLERS: dict[type, Callable[[Any, _Draws, Path], Sampler]] = {
     CategoryColumn: _category,
     UniformColumn: _uniform,
     GaussianColumn: _gaussian,
-    PoissonColumn: lambda column, draws, _: lambda row, _values: _poisson(column.mean, draws.one(row)),
+    PoissonColumn: lambda column, draws, _: lambda row, _values: _poisson(column.mean, draws.number(row)),
     DateColumn: _date,
     LinesColumn: lambda column, draws, folder: _choice(lines_of(folder / column.file, column.name), draws),
     RowsColumn: _rows,
@@ -147,7 +147,7 @@ _SAMPLERS: dict[type, Callable[[Any, _Draws, Path], Sampler]] = {
 
 
 def _choice(items: list[Any], draws: _Draws) -> Sampler:
-    return lambda row, _: items[int(draws.one(row) * len(items))]
+    return lambda row, _: items[int(draws.number(row) * len(items))]
 
 
 def _normal(first: float, second: float) -> float:

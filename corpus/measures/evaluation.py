@@ -105,7 +105,7 @@ class MeasuredRows:
         lanes, categories: number of rows by label.
         scores: scores of the answers with code.
         used: kinds of construct that these use, with their language.
-        known: all kinds of construct; None if a checker does not list them.
+        constructs: all kinds of construct; None if a checker does not list them.
     """
 
     sha256: str
@@ -117,12 +117,12 @@ class MeasuredRows:
     categories: Counter[str] = field(default_factory=Counter)
     scores: list[CodeScore] = field(default_factory=list)
     used: set[tuple[str, str]] = field(default_factory=set)
-    known: frozenset[tuple[str, str]] | None = None
+    constructs: frozenset[tuple[str, str]] | None = None
 
     @property
     def coverage(self) -> float | None:
         """Share of the known kinds that answers use, 0 to 1."""
-        return len(self.used & self.known) / len(self.known) if self.known else None
+        return len(self.used & self.constructs) / len(self.constructs) if self.constructs else None
 
     def add(self, record: Record, checkers: ContainedCheckers) -> None:
         """Add a row."""
@@ -144,7 +144,7 @@ class MeasuredRows:
         for score in self.scores:
             by_context[score.context].append(score)
         spoken = self._spoken_rows()
-        used = self.used if self.known is None else self.used & self.known
+        used = self.used if self.constructs is None else self.used & self.constructs
         return CorpusEvaluation(
             run_id=f"corpus-{digest_json([self.sha256, self.languages])[:16]}",
             total_samples=self.total,
@@ -152,7 +152,7 @@ class MeasuredRows:
             safety_rejection_rate=round(self.unsafe / self.rows, 6) if self.rows else 0.0,
             vox_parse_rate=_mean([score.parses for score in self.scores]),
             construct_coverage=len(used),
-            construct_total=None if self.known is None else len(self.known),
+            construct_total=None if self.constructs is None else len(self.constructs),
             construct_coverage_pct=None if coverage is None else round(100 * coverage, 4),
             quality_proxy=_mean([score.anti_stub for score in self.scores]),
             context_breakdown={
@@ -174,7 +174,7 @@ def measure_file(path: Path, languages: Sequence[str]) -> MeasuredRows:
     kinds = {language: construct_kinds(language) for language in languages}
     all_constructs = frozenset((language, kind) for language in languages for kind in kinds[language])
     measured = MeasuredRows(
-        digest_file(path), tuple(languages), known=all_constructs if all(kinds.values()) and kinds else None
+        digest_file(path), tuple(languages), constructs=all_constructs if all(kinds.values()) and kinds else None
     )
     dropped = Counter[str]()
     with ContainedCheckers() as checkers:

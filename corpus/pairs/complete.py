@@ -9,8 +9,8 @@ from typing import ClassVar
 from corpus.pairs.rule import (
     Draft,
     RuleContext,
+    definitions_for,
     fenced,
-    given,
     halves,
     labels,
     prompt_of,
@@ -47,7 +47,7 @@ class Complete:
             if not (self._is_whole(prefix, unit, context) and self._is_whole(_wrapped(rest), unit, context)):
                 continue
             row = {
-                "prompt": prompt_of(self.name, unit, code=fenced(prefix, unit.language), given=given(unit)),
+                "prompt": prompt_of(self.name, unit, code=fenced(prefix, unit.language), given=definitions_for(unit)),
                 "response": rest,
                 **labels("completion", "completion", 3, unit),
             }

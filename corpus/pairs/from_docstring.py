@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from corpus.pairs.rule import Draft, RuleContext, given, labels, prompt_of, proof_of
+from corpus.pairs.rule import Draft, RuleContext, definitions_for, labels, prompt_of, proof_of
 from corpus.units.records import UnitRow
 from shared.checkers.unit import UnitKind
 
@@ -23,7 +23,12 @@ class FromDocstring:
         """See :class:`corpus.pairs.rule.PairRule`."""
         if len(unit.docstring.split()) < MIN_WORDS:
             return
-        item = {"docstring": unit.docstring, "name": unit.name, "language": unit.language, "given": given(unit)}
+        item = {
+            "docstring": unit.docstring,
+            "name": unit.name,
+            "language": unit.language,
+            "given": definitions_for(unit),
+        }
         row = {
             "prompt": prompt_of(self.name, unit, **item),
             "response": unit.code,

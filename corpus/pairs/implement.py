@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import ClassVar
 
-from corpus.pairs.rule import Draft, RuleContext, fenced, given, halves, labels, prompt_of, proof_of
+from corpus.pairs.rule import Draft, RuleContext, definitions_for, fenced, halves, labels, prompt_of, proof_of
 from corpus.units.records import UnitRow
 from shared.checkers.unit import UnitKind
 
@@ -24,7 +24,7 @@ class Implement:
         if not parts:
             return
         head, body = parts
-        item = {"code": fenced(head, unit.language), "name": unit.name, "given": given(unit)}
+        item = {"code": fenced(head, unit.language), "name": unit.name, "given": definitions_for(unit)}
         is_tested = unit.kind == "function" and context.neighbours.is_tested(unit.name)
         row = {
             "prompt": prompt_of(self.name, unit, **item),

@@ -113,7 +113,7 @@ def fenced(code: str, language: str) -> str:
     return f"{fence}{language}\n{code}\n{fence}"
 
 
-def given(unit: UnitRow) -> str:
+def definitions_for(unit: UnitRow) -> str:
     """Return the definitions of its module that a unit uses, as the end of a prompt; empty if it uses none."""
     parts = []
     if unit.context:

@@ -272,7 +272,7 @@ def _ask_judges(
     if left := len(bodies[most:]):
         note(f"{model}: left out and unscored: {counted(left, 'judgement')} (--max-judge-requests)")
     _send(client, contents.folder, judgements_file(model), bodies[:most], f"judges of {model}", concurrency)
-    return replace(judges, known=read_judgements(contents.folder, model))
+    return replace(judges, stored=read_judgements(contents.folder, model))
 
 
 def _cost(bodies: list[Body]) -> str:

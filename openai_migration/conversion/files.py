@@ -34,7 +34,7 @@ READ_BYTES = 1 << 19
 PARTS_AHEAD = 4
 """Largest number of converted parts that wait in memory; if all rows of a file change, a part takes 4 MB."""
 _IN_TRAINING_FILE = RowOutcome(reason=DropReason.IN_TRAINING_FILE)
-_ASKED = RowOutcome(reason=DropReason.ASKED_OF_THE_OLD_MODEL)
+_SENT = RowOutcome(reason=DropReason.SENT_TO_THE_OLD_MODEL)
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ def _compared(converted: ConvertedPart, task: FileTask, seen: DigestSet) -> tupl
     seen.add(digests[lines])
     kinds[lines[repeated | ~first]] += np.uint32(len(by_itself))
     kinds[in_training], kinds[in_held_out] = 2 * len(by_itself), 2 * len(by_itself) + 1
-    return [*by_itself, *repeated_kinds, _IN_TRAINING_FILE, _ASKED], kinds
+    return [*by_itself, *repeated_kinds, _IN_TRAINING_FILE, _SENT], kinds
 
 
 def _written(outcomes: list[RowOutcome]) -> NDArray[np.bool_]:

@@ -41,13 +41,13 @@ class Judges:
         candidate: id of the judged model, which cannot be a judge.
         served: id of the model that judges, by the name in graders.
         refused: why no model judges, by the name in graders.
-        known: answers by the digest of their request.
+        stored: answers by the digest of their request.
     """
 
     candidate: str
     served: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, MensError] = field(default_factory=dict)
-    known: Mapping[str, NewAnswer] = field(default_factory=dict)
+    stored: Mapping[str, NewAnswer] = field(default_factory=dict)
 
     def seated(self, grader: Grader) -> Grader:
         """Return the grader with its models replaced by this installation's judge models.
@@ -68,7 +68,7 @@ class Judges:
         Raises:
             Unscored: no completion exists.
         """
-        answer = self.known.get(digest_json(bounded(question)))
+        answer = self.stored.get(digest_json(bounded(question)))
         if answer is None:
             raise Unscored("no judge was chosen")
         if answer.code:

@@ -72,7 +72,7 @@ class Installation:
 
     def upload(self, path: Path) -> str:
         """Return the id of an uploaded file with a file's content; an earlier upload is reused while it exists."""
-        sha256, uploads = digest_file(path), self._known()
+        sha256, uploads = digest_file(path), self._stored_uploads()
         here = uploads.setdefault(self.connection.url, {})
         if sha256 in here and self.find(f"/v1/files/{here[sha256]}"):
             return here[sha256]
@@ -82,7 +82,7 @@ class Installation:
         write_json(self._uploads, uploads)
         return here[sha256]
 
-    def _known(self) -> dict[str, dict[str, str]]:
+    def _stored_uploads(self) -> dict[str, dict[str, str]]:
         if not self._uploads.is_file():
             return {}
         return msgspec.json.decode(self._uploads.read_bytes(), type=dict[str, dict[str, str]])

@@ -61,11 +61,11 @@ def find_compiler(language: str) -> Compiler | None:
     Raises:
         Unavailable: ``CHECKER_FAILED``: a package offers a compiler that cannot be created.
     """
-    return _found(language, tuple(sys.path)) if LANGUAGE.match(language) else None
+    return _compiler(language, tuple(sys.path)) if LANGUAGE.match(language) else None
 
 
 @lru_cache(maxsize=64)
-def _found(language: str, _search_path: tuple[str, ...]) -> Compiler | None:
+def _compiler(language: str, _search_path: tuple[str, ...]) -> Compiler | None:
     """Find a compiler; cached for all grades, so a compiler that is installed later is found only after a restart."""
     if language in _OWN:
         return _OWN[language]()

@@ -163,7 +163,7 @@ def adapter_needed_by(kind: str, plan: Mapping[str, Any]) -> str | None:
     return parent["digest"] if parent else None
 
 
-def models_asked_by(session: Session, jobs: Sequence[JobRow]) -> dict[str, set[str]]:
+def models_requested_by(session: Session, jobs: Sequence[JobRow]) -> dict[str, set[str]]:
     """Return the models to which unfinished jobs send requests until they end, by the id of the job: the models that an
     evaluation compares, the models that judge its answers, and the models that a judged adapter is compared with. They
     include names of bases and aliases.
@@ -273,7 +273,7 @@ def users_of(session: Session, row: AdapterRow) -> tuple[list[AliasRow], list[st
     existing = select(AliasRow).order_by(AliasRow.tenant, AliasRow.name)
     aliases = [alias for alias in session.scalars(existing) if _sees(alias.tenant, row) and row.id in named_by(alias)]
     jobs = [job for job in open_jobs(session) if _sees(job.tenant, row)]
-    models_by_job = models_asked_by(session, jobs)
+    models_by_job = models_requested_by(session, jobs)
     return aliases, [job.id for job in jobs if row.id in models_by_job[job.id] or _reads_or_stores(job, row)]
 
 

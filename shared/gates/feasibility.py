@@ -216,7 +216,7 @@ def _of_loss(loss: Loss, judged: _Judged, *, wants_better: bool) -> str | None:
     items, is_alike = len(loss.new), loss.old == loss.new
     if not is_alike and judged.at_best[id(loss)].status is not GateStatus.PASSED:
         return (
-            f"{loss.measure}: {_asked(loss)}, even if the adapter is right and the incumbent wrong on all "
+            f"{loss.measure}: {_shortfall(loss)}, even if the adapter is right and the incumbent wrong on all "
             f"{counted(items, 'item')}"
         )
     alike = judged.alike.get(id(loss))
@@ -231,7 +231,7 @@ def _of_loss(loss: Loss, judged: _Judged, *, wants_better: bool) -> str | None:
     )
 
 
-def _asked(loss: Loss) -> str:
+def _shortfall(loss: Loss) -> str:
     if loss.least_wins is not None:
         return f"the interval would not lie above {loss.least_wins:.3g}"
     if loss.margin > 0:

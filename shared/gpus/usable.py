@@ -50,11 +50,11 @@ def find_gpus(ask: Callable[[], TorchReport] | None = None) -> MachineGpus:
     """
     if ask is None and not visible_gpus():
         return NO_GPU
-    torch = ask() if ask else _asked_once()
+    torch = ask() if ask else _torch_report()
     return judge_gpus(torch, query_gpus()) if torch.gpus or visible_gpus() else NO_GPU
 
 
-def _asked_once() -> TorchReport:
+def _torch_report() -> TorchReport:
     with _lock:
         if not _answers:
             _answers.append(ask_torch())

@@ -15,7 +15,7 @@ from shared.artifacts.base_folders import is_elsewhere
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import LocalSource, load_catalog
 from shared.database.connection import Database
-from shared.database.deletions import STORING, adapter_needed_by, models_asked_by, named_by, open_jobs
+from shared.database.deletions import STORING, adapter_needed_by, models_requested_by, named_by, open_jobs
 from shared.database.job_states import FINAL, JobState
 from shared.database.records import Kind
 from shared.database.routing import Routing
@@ -137,7 +137,7 @@ def uses_of(session: Session, unfinished: list[JobRow], alias_moves: int) -> Use
     digests = {digest for job in unfinished for digest in job.progress.get(STORING, [])}
     digests |= {digest for job in unfinished if (digest := adapter_needed_by(job.kind, job.plan))}
     needed |= set(session.scalars(select(AdapterRow.id).where(AdapterRow.digest.in_(digests))))
-    for job_models in models_asked_by(session, unfinished).values():
+    for job_models in models_requested_by(session, unfinished).values():
         needed |= job_models
     return Uses(needed, left_at)
 

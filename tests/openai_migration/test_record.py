@@ -96,7 +96,7 @@ def test_it_goes_on_where_it_broke_off(openai: ServedOpenAI, folder: Path) -> No
     with Archive(folder) as archive:
         assert sum_estimates(archive, [plan]).requests == 4
     second = run(openai, folder, plan)
-    assert (second.known, second.answered, second.stopped) == (2, 4, "")
+    assert (second.repeated, second.answered, second.stopped) == (2, 4, "")
     assert len(openai.fake.requests) == 6
 
 
@@ -144,7 +144,7 @@ def test_a_refused_prompt_is_counted_and_sent_again_next_time(openai: ServedOpen
     openai.fake.before = lambda number, _: error_response(400, None, "No.") if number == 1 else None
     assert run(openai, folder, plan_for(folder)).refused == 1
     done = run(openai, folder, plan_for(folder))
-    assert (done.refused, done.answered, done.known) == (0, 1, 5)
+    assert (done.refused, done.answered, done.repeated) == (0, 1, 5)
 
 
 def test_an_answer_that_is_none_is_a_refusal(openai: ServedOpenAI, folder: Path) -> None:

@@ -144,7 +144,7 @@ def test_the_process_that_ended_first_is_believed(tmp_path, several):
 
 
 def test_a_cancel_that_was_requested_is_one(tmp_path, several):
-    write_json(tmp_path / "asked.json", {"signal": signal.SIGTERM})
+    write_json(tmp_path / "stop.json", {"signal": signal.SIGTERM})
     assert run_engine(raising(StopRequested(EXIT_CANCELLED)), tmp_path) == 0
     assert json.loads((tmp_path / "ending.json").read_text()) == {"exit_code": EXIT_CANCELLED}
     assert not (tmp_path / "error.json").exists()
@@ -152,14 +152,14 @@ def test_a_cancel_that_was_requested_is_one(tmp_path, several):
 
 def test_end_by_torchrun_during_a_pause_is_no_cancel(tmp_path, several):
     """It ends the others when one of them was killed; no checkpoint was written."""
-    write_json(tmp_path / "asked.json", {"signal": signal.SIGUSR1})
+    write_json(tmp_path / "stop.json", {"signal": signal.SIGUSR1})
     assert run_engine(raising(StopRequested(EXIT_CANCELLED)), tmp_path) == EXIT_PEER_LOST
     assert not (tmp_path / "ending.json").exists()
 
 
 @pytest.mark.parametrize("code", [EXIT_PAUSED, EXIT_CANCELLED])
 def test_stop_does_not_hide_the_failure_of_another_process(tmp_path, several, code):
-    write_json(tmp_path / "asked.json", {"signal": signal.SIGTERM})
+    write_json(tmp_path / "stop.json", {"signal": signal.SIGTERM})
     write_json(tmp_path / "ending.json", {"exit_code": EXIT_FAILED})
     assert run_engine(raising(StopRequested(code)), tmp_path) == 0
     assert json.loads((tmp_path / "ending.json").read_text()) == {"exit_code": EXIT_FAILED}

@@ -20,11 +20,11 @@ from shared.gpus.usable import MachineGpus
 from tests.support.training_runs import contract_for
 from worker.jobs.child_process import ChildProcess, ExitReason, count_processes
 from worker.run_folder import (
-    ASKED_NAME,
     ENDING_NAME,
     ERROR_NAME,
     FIRST_PROCESS_NAME,
     LOG_NAME,
+    STOP_NAME,
     TELEMETRY_NAME,
     read_json,
     write_json,
@@ -186,7 +186,7 @@ def test_failure_during_a_pause_is_no_pause(start, end, code):
     """torchrun ends the first process with the signal of a cancel, before it has written a checkpoint."""
     engine = start(
         "def work():\n"
-        "    while not (stop.cancel_requested if rank == 0 else (run_dir / 'asked.json').exists()):\n"
+        "    while not (stop.cancel_requested if rank == 0 else (run_dir / 'stop.json').exists()):\n"
         "        time.sleep(0.05)\n"
         f"    if rank: {end}\n"
         "    raise StopRequested(EXIT_CANCELLED)"
@@ -208,7 +208,7 @@ def test_noted_cancel_outranks_a_later_pause(tmp_path):
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
-    assert read_json(tmp_path / ASKED_NAME) == {"signal": signal.SIGTERM}
+    assert read_json(tmp_path / STOP_NAME) == {"signal": signal.SIGTERM}
 
 
 @pytest.mark.long

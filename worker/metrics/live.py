@@ -67,7 +67,7 @@ class GpuMemory(Collector):
 
     def __init__(self, query: Callable[[], list[Gpu]] = query_gpus, count: Callable[[], int] = visible_gpus) -> None:
         self._query, self._count = query, count
-        self._asked_at = -GPU_FRESH_SECONDS
+        self._queried_at = -GPU_FRESH_SECONDS
         self._gpus: list[Gpu] = []
         # Scrapes at the same time share one query of the driver.
         self._lock = threading.Lock()
@@ -89,7 +89,7 @@ class GpuMemory(Collector):
 
     def _fresh(self) -> list[Gpu]:
         with self._lock:
-            if time.monotonic() - self._asked_at >= GPU_FRESH_SECONDS:
+            if time.monotonic() - self._queried_at >= GPU_FRESH_SECONDS:
                 self._gpus = self._query() if self._count() else []
-                self._asked_at = time.monotonic()
+                self._queried_at = time.monotonic()
             return self._gpus

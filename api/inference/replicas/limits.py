@@ -40,7 +40,7 @@ class ReplicaLimits:
         publishing checks again. If all respond and none serves the base, the limits of the others are returned, with
         another digest.
         """
-        capabilities = self._found()
+        capabilities = self._capabilities()
         limits = [replica for replica in capabilities if replica.base_digest in (base_digest, None)]
         if not limits and len(capabilities) < len(self.urls):
             return None
@@ -62,10 +62,10 @@ class ReplicaLimits:
         """Return digests of the bases that the replicas serve, as certificates record them; None if none of them
         responds.
         """
-        capabilities = self._found()
+        capabilities = self._capabilities()
         return frozenset(replica.served_digest for replica in capabilities) if capabilities else None
 
-    def _found(self) -> list[ReplicaCapabilities]:
+    def _capabilities(self) -> list[ReplicaCapabilities]:
         if time.monotonic() - self._read_at > CACHE_SECONDS:
             self._cached = {url: capabilities for url in self.urls if (capabilities := self._read(url))}
             self._read_at = time.monotonic()

@@ -29,7 +29,7 @@ from shared.host import disk_errors
 router = APIRouter(prefix="/v1/usage", tags=["usage"])
 
 DEFAULT_DAYS = 30
-Known = TypeVar("Known", bound=str)
+Field = TypeVar("Field", bound=str)
 CSV = "text/csv"
 MOST_CSV_LINES = 100_000
 PART_BYTES = 1 << 16
@@ -184,7 +184,7 @@ def _period(first: date | None, last: date | None) -> Period:
     return Period(first, last)
 
 
-def _groups(text: str, fields: Collection[Known]) -> list[Known]:
+def _groups(text: str, fields: Collection[Field]) -> list[Field]:
     names = [part.strip() for part in text.split(",") if part.strip()]
     if unknown := [name for name in names if name not in fields]:
         raise InvalidRequest(

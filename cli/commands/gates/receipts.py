@@ -166,7 +166,7 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
                 GateStatus(row["status"]).word,
                 "blocks" if row["block"] else "warns",
                 _number(row["value"]),
-                _asked(row),
+                _bound(row),
                 "" if row["n"] is None else str(row["n"]),
                 "" if row["interval"] is None else f"{row['interval'][0]:.3g} … {row['interval'][1]:.3g}",
                 row["message"],
@@ -203,7 +203,7 @@ def _policy(receipt: dict[str, Any]) -> str:
     return f"{receipt['policy']['name']} ({receipt['policy']['digest'][:12]})"
 
 
-def _asked(row: dict[str, Any]) -> str:
+def _bound(row: dict[str, Any]) -> str:
     deciding = next((check for check in row["checks"] if check["status"] == row["status"]), None)
     if deciding is None:
         return ""

@@ -136,7 +136,7 @@ def checkpoints(job_id: JobId, as_json: Json = False) -> None:
             (
                 adapter["id"],
                 f"{adapter['step']}{' (result)' if adapter['final'] else ''}",
-                *(_told(adapter["metrics"].get(name)) for name in CHECKPOINT_METRICS),
+                *(_cell(adapter["metrics"].get(name)) for name in CHECKPOINT_METRICS),
                 adapter["state"],
             )
             for adapter in listed
@@ -176,15 +176,15 @@ def compare(
         ),
     ]
     rows = [
-        [row["path"], *(_told(value, source) for value, source in zip(row["values"], row["sources"], strict=True))]
+        [row["path"], *(_cell(value, source) for value, source in zip(row["values"], row["sources"], strict=True))]
         for row in comparison["rows"]
         if everything or row["differs"]
     ]
-    rows += [[row["path"], *map(_told, row["values"])] for row in comparison["results"]]
+    rows += [[row["path"], *map(_cell, row["values"])] for row in comparison["results"]]
     print_table(columns, rows)
 
 
-def _told(value: object, source: str | None = None) -> str:
+def _cell(value: object, source: str | None = None) -> str:
     if isinstance(value, float):
         # Bytes and tokens are numbers too, and are shown with all digits.
         text = str(int(value)) if value.is_integer() and abs(value) < 2**53 else f"{value:g}"

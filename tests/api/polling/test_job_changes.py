@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import event
 
 from api.polling import job_changes, other_changes
-from api.polling.job_changes import JobChanges, Wanted, missed_events
+from api.polling.job_changes import JobChanges, JobSelection, missed_events
 from api.polling.other_changes import GONE, ChangeType, ReplicaFacts
 from shared.database.callers.keys import Keys
 from shared.database.connection import Database
@@ -66,8 +66,8 @@ def events_of(chunk: bytes) -> list[tuple[str, Any]]:
 
 def test_each_change_comes_once_to_those_who_see_the_job(database: Database) -> None:
     async def test(followed: JobChanges) -> None:
-        acme, globex = (followed.chunks(Wanted(visible_to(tenant))) for tenant in ("acme", "globex"))
-        merges = followed.chunks(Wanted(visible_to("acme"), {Kind.MERGE}))
+        acme, globex = (followed.chunks(JobSelection(visible_to(tenant))) for tenant in ("acme", "globex"))
+        merges = followed.chunks(JobSelection(visible_to("acme"), {Kind.MERGE}))
         await asyncio.gather(settle(acme), settle(globex), settle(merges))
         own, common = (Jobs(database, tenant).submit(submission())[0] for tenant in ("acme", SHARED))
         seen = await next_events(acme, 2)
@@ -88,7 +88,7 @@ def test_progress_comes_at_most_every_two_seconds_and_then_the_newest(database: 
 
     async def test(followed: JobChanges) -> None:
         nonlocal now
-        chunks = followed.chunks(Wanted([SHARED]))
+        chunks = followed.chunks(JobSelection([SHARED]))
         await settle(chunks)
         lease = claimed(Jobs(database), leases)
         seen = await next_events(chunks, 1)
@@ -114,7 +114,7 @@ def test_progress_of_many_jobs_comes_together_with_one_id(database: Database) ->
 
     async def test(followed: JobChanges) -> None:
         nonlocal now
-        chunks = followed.chunks(Wanted([SHARED]))
+        chunks = followed.chunks(JobSelection([SHARED]))
         await settle(chunks)
         held = [claimed(Jobs(database), leases) for _ in range(3)]
         await next_events(chunks, 3)
@@ -141,7 +141,7 @@ def test_stream_without_events_goes_on_as_soon_as_a_key_was_revoked(
     key, _ = Keys(database).create("bot", "acme")
 
     async def test(followed: JobChanges) -> None:
-        chunks = followed.chunks(Wanted([SHARED]))
+        chunks = followed.chunks(JobSelection([SHARED]))
         await anext(chunks)
         waiting = asyncio.ensure_future(anext(chunks))
         while True:  # readings before this one may find the counter as it was
@@ -161,7 +161,7 @@ def test_many_streams_cost_the_database_what_one_does(database: Database, monkey
 
     async def queries_of(streams: int, followed: JobChanges) -> list[int]:
         """Queries of each poll, of one without a change and of one with a change."""
-        all_chunks = [followed.chunks(Wanted([SHARED])) for _ in range(streams)]
+        all_chunks = [followed.chunks(JobSelection([SHARED])) for _ in range(streams)]
         for chunks in all_chunks:
             await settle(chunks)
         statements: list[str] = []
@@ -190,7 +190,7 @@ def test_many_streams_cost_the_database_what_one_does(database: Database, monkey
 
 def test_streams_that_want_the_same_are_sent_the_same_bytes(database: Database) -> None:
     async def test(followed: JobChanges) -> None:
-        streams = [followed.chunks(Wanted([SHARED], kinds)) for kinds in ((), (), (Kind.MERGE,))]
+        streams = [followed.chunks(JobSelection([SHARED], kinds)) for kinds in ((), (), (Kind.MERGE,))]
         await asyncio.gather(*map(settle, streams))
         Jobs(database).submit(submission())
         chunks = [b"", b"", b""]
@@ -209,7 +209,7 @@ def test_stream_that_is_too_far_behind_is_told_to_read_again(
     monkeypatch.setattr(job_changes, "LOG_EVENTS", 3)
 
     async def test(followed: JobChanges) -> None:
-        slow, quick = followed.chunks(Wanted([SHARED])), followed.chunks(Wanted([SHARED]))
+        slow, quick = followed.chunks(JobSelection([SHARED])), followed.chunks(JobSelection([SHARED]))
         await asyncio.gather(settle(slow), settle(quick))
         for _ in range(5):
             Jobs(database).submit(submission())
@@ -224,7 +224,7 @@ def test_change_is_found_after_the_clock_went_back(database: Database, monkeypat
     clock = database.now
 
     async def test(followed: JobChanges) -> None:
-        chunks = followed.chunks(Wanted([SHARED]))
+        chunks = followed.chunks(JobSelection([SHARED]))
         await settle(chunks)
         Jobs(database).submit(submission())
         await next_events(chunks, 1)
@@ -241,13 +241,13 @@ def test_continued_stream_has_each_job_that_changed_meanwhile(
 ) -> None:
     monkeypatch.setattr(job_changes, "OVERLAP", timedelta(0))
     jobs = [Jobs(database, tenant).submit(submission())[0] for tenant in ("acme", "globex", "acme")]
-    found = missed_events(database, Wanted(visible_to("acme")), 0)
+    found = missed_events(database, JobSelection(visible_to("acme")), 0)
     assert [json.loads(each.raw_data or "")["id"] for each in found] == [jobs[0].id, jobs[2].id]
     last = int(found[-1].id or "") + 1
-    assert missed_events(database, Wanted(visible_to("acme")), last) == []
-    assert missed_events(database, Wanted(visible_to("acme"), {Kind.MERGE}), 0) == []
+    assert missed_events(database, JobSelection(visible_to("acme")), last) == []
+    assert missed_events(database, JobSelection(visible_to("acme"), {Kind.MERGE}), 0) == []
     monkeypatch.setattr(job_changes, "MISSED_JOBS", 1)
-    assert [each.event for each in missed_events(database, Wanted(visible_to("acme")), 0)] == ["reset"]
+    assert [each.event for each in missed_events(database, JobSelection(visible_to("acme")), 0)] == ["reset"]
     assert not changes.changed_jobs(database, None).jobs
 
 
@@ -275,8 +275,8 @@ def test_moved_aliases_and_new_receipts_come_to_those_who_see_them(database: Dat
     types = {ChangeType.ALIAS, ChangeType.RECEIPT}
 
     async def test(followed: JobChanges) -> None:
-        acme, globex = (followed.chunks(Wanted(visible_to(tenant), types=types)) for tenant in ("acme", "globex"))
-        jobs = followed.chunks(Wanted(visible_to("acme"), types={ChangeType.JOB}))
+        acme, globex = (followed.chunks(JobSelection(visible_to(tenant), types=types)) for tenant in ("acme", "globex"))
+        jobs = followed.chunks(JobSelection(visible_to("acme"), types={ChangeType.JOB}))
         await asyncio.gather(settle(acme), settle(globex), settle(jobs))
         aliases = Aliases(database, "acme")
         aliases.set("prod", Routing.to(adapter), Actor(id="1", name="alice"))
@@ -317,7 +317,7 @@ def test_a_reading_that_fails_loses_no_alias(database: Database, monkeypatch: py
         return added_receipts(*arguments)
 
     async def test(followed: JobChanges) -> None:
-        acme = followed.chunks(Wanted(visible_to("acme"), types={ChangeType.ALIAS}))
+        acme = followed.chunks(JobSelection(visible_to("acme"), types={ChangeType.ALIAS}))
         await settle(acme)
         monkeypatch.setattr(other_changes, "added_receipts", fail_once)
         Aliases(database, "acme").set("prod", Routing.to(adapter), Actor(id="1", name="alice"))
@@ -332,8 +332,8 @@ def test_operators_are_told_of_replicas(database: Database) -> None:
     now = [up]
 
     async def test(followed: JobChanges) -> None:
-        operator = followed.chunks(Wanted([SHARED], is_operator=True))
-        tenant = followed.chunks(Wanted([SHARED]))
+        operator = followed.chunks(JobSelection([SHARED], is_operator=True))
+        tenant = followed.chunks(JobSelection([SHARED]))
         await asyncio.gather(settle(operator), settle(tenant))
         now[:] = [down]
         assert await next_events(operator, 1) == [("replica", {"name": "r1", "base": "tiny", "state": "down"})]
@@ -351,9 +351,9 @@ def test_continued_stream_has_what_was_moved_and_judged_meanwhile(
     Aliases(database, "acme").set("prod", Routing.to(adapter), Actor(id="1", name="alice"))
     receipt = receipt_of(database, "acme", adapter)
     types = {ChangeType.ALIAS, ChangeType.RECEIPT}
-    found = missed_events(database, Wanted(visible_to("acme"), types=types), 0)
+    found = missed_events(database, JobSelection(visible_to("acme"), types=types), 0)
     assert [each.event for each in found] == ["alias", "receipt"]
     assert json.loads(found[1].raw_data or "")["id"] == receipt
-    assert missed_events(database, Wanted(visible_to("globex")), 0) == []
+    assert missed_events(database, JobSelection(visible_to("globex")), 0) == []
     monkeypatch.setattr(job_changes, "MISSED_JOBS", 1)
-    assert [each.event for each in missed_events(database, Wanted(visible_to("acme")), 0)] == ["reset"]
+    assert [each.event for each in missed_events(database, JobSelection(visible_to("acme")), 0)] == ["reset"]

@@ -158,7 +158,7 @@ def test_nothing_is_read_once_nobody_asks(polled: Polled, monkeypatch: pytest.Mo
 
 
 def test_jobs_over_the_limit_are_answered_by_the_database(polled: Polled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.polling.job_versions.MAX_ASKED_JOBS", 0)
+    monkeypatch.setattr("api.polling.job_versions.MAX_REQUESTED_JOBS", 0)
     etag = polled.etag()
     polled.reads.clear()
     assert [polled.poll(etag).status_code for _ in range(3)] == [304] * 3

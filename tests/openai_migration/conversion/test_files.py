@@ -127,7 +127,7 @@ def test_a_prompt_that_the_old_model_was_asked_is_not_trained_on(tmp_path: Path)
     asked = to_request(json.loads(chat_line("Q1", "A")))
     content = chat_line("Q1", "A") + chat_line("Q2", "A")
     report, _ = convert(tmp_path, content, held_out=frozenset({digest_json(asked)}))
-    assert dict(report.drops) == {"asked_of_the_old_model": 1}
+    assert dict(report.drops) == {"sent_to_the_old_model": 1}
 
 
 def test_markers_are_shown_and_stripped_on_request_only(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_several_processes_convert_as_one_does(tmp_path: Path, monkeypatch: pyte
         report.output = ""
         found.append((report, len(digests), task.output.read_bytes(), report_of(task.output).read_bytes()))
     assert found[0] == found[1]
-    assert found[0][0].drops[DropReason.IN_TRAINING_FILE] and found[0][0].drops[DropReason.ASKED_OF_THE_OLD_MODEL]
+    assert found[0][0].drops[DropReason.IN_TRAINING_FILE] and found[0][0].drops[DropReason.SENT_TO_THE_OLD_MODEL]
     assert found[0][0].notes[Note.REPEATED]
 
 

@@ -101,7 +101,7 @@ def test_training_rows_that_were_asked_are_held_out(folder: Path, tmp_path: Path
     with Archive(folder) as archive:
         report = convert_files(archive, find_files(ArchiveContents(folder), [own]), ALL)[1].report
     assert report is not None
-    assert dict(report.drops) == {"asked_of_the_old_model": 1}
+    assert dict(report.drops) == {"sent_to_the_old_model": 1}
 
 
 def test_rows_of_other_methods_go_to_files_that_say_so(openai: ServedOpenAI, tmp_path: Path) -> None:

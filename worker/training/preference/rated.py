@@ -90,7 +90,7 @@ class PreparedRatedAnswers(ScoredRows[RatedAnswer]):
         other = mismatch(chat, self.rows[int(self._partners[number])], self._longest)
         return RatedAnswer(SCORES * (self.first + number), chat, is_good=row.weight > 0, other=other)
 
-    def wanted(self) -> Sequence[int]:
+    def preferred(self) -> Sequence[int]:
         """Return the numbers of the answers that are rated good."""
         good: list[int] = np.flatnonzero(self.rows.row_weights).tolist()
         return good

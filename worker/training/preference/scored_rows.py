@@ -75,7 +75,7 @@ class ScoredRows(Sequence[RowT]):
             return [self.row(number) for number in range(*index.indices(len(self)))]
         return self.row(range(len(self))[index])
 
-    def wanted(self) -> Sequence[int]:
+    def preferred(self) -> Sequence[int]:
         """Return the numbers of the rows whose answer the adapter should give."""
         return range(len(self))
 
@@ -85,7 +85,7 @@ class WantedAnswers(Sequence[Row]):
 
     def __init__(self, rows: Sequence[Example]) -> None:
         self._rows = rows
-        self._places = wanted_places(rows)
+        self._places = preferred_places(rows)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -100,10 +100,10 @@ class WantedAnswers(Sequence[Row]):
         return self._rows[self._places[index]].answer
 
 
-def wanted_places(rows: Sequence[Example]) -> Sequence[int]:
+def preferred_places(rows: Sequence[Example]) -> Sequence[int]:
     """Return the places of the rows whose answer the adapter should give."""
     if isinstance(rows, ScoredRows):
-        return rows.wanted()
+        return rows.preferred()
     if isinstance(rows, PreparedRows):  # all answers of such rows are wanted, so no row is read
         return range(len(rows))
     return [at for at, row in enumerate(rows) if row.is_wanted]

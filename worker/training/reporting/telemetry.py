@@ -95,7 +95,7 @@ class Telemetry:
         self.rows = rows
         self._smooth_earlier()
         self._pace = Pace(work or PlannedWork.of_equal_steps(total_steps))
-        self._told_at = time.monotonic()
+        self._reported_at = time.monotonic()
         self._held_back: dict[str, str | int] = {}
 
     def __enter__(self) -> Telemetry:
@@ -109,7 +109,7 @@ class Telemetry:
             TrackedStatus.FINISHED if kind is None else TrackedStatus.STOPPED if stopped else TrackedStatus.FAILED
         )
         try:
-            self._tell_failures()
+            self._report_failures()
         finally:
             self._file.close()
 
@@ -119,19 +119,19 @@ class Telemetry:
         line = {"ts_ms": time.time_ns() // 1_000_000, "event": event, "payload": payload}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
-        self._told_at = time.monotonic()
+        self._reported_at = time.monotonic()
 
     def working(self, activity: str) -> None:
         """Report that a long activity continues, unless an event was emitted just before: the worker ends a silent
         trainer.
         """
-        if time.monotonic() - self._told_at >= WORKING_SECONDS:
+        if time.monotonic() - self._reported_at >= WORKING_SECONDS:
             self.emit("working", {"activity": activity})
 
     def self_evaluation(self, activity: str, done: int, total: int) -> None:
         """Report the progress of the self-evaluation: when a part of it begins or ends, and once a second."""
         self._held_back = {"activity": activity, "items_done": done, "items_total": total}
-        if done in (0, total) or time.monotonic() - self._told_at >= PROGRESS_SECONDS:
+        if done in (0, total) or time.monotonic() - self._reported_at >= PROGRESS_SECONDS:
             self._emit_held_back()
 
     def self_evaluated(self, payload: Mapping[str, Any]) -> None:
@@ -296,8 +296,8 @@ class Telemetry:
     def _track(self, step: int, payload: Mapping[str, Any]) -> None:
         scalars = {name: payload[field] for field, name in TRACKED.items() if payload.get(field) is not None}
         self._trackers.log(step, scalars)
-        self._tell_failures()
+        self._report_failures()
 
-    def _tell_failures(self) -> None:
+    def _report_failures(self) -> None:
         for failure in self._trackers.failures():
             self.emit("tracker_failed", {"tracker": failure.tracker, "error": failure.error})

@@ -100,14 +100,14 @@ class Trackers:
             while not self._inbox.empty():
                 items.append(self._inbox.get())
             for run in (item for item in items if isinstance(item, TrackedRun)):
-                self._each(partial(_start, run))
+                self._call_each(partial(_start, run))
             if points := [item for item in items if isinstance(item, Point)]:
-                self._each(partial(_write, points))
+                self._call_each(partial(_write, points))
             for status in (item for item in items if isinstance(item, TrackedStatus)):
-                self._each(partial(_finish, status))
+                self._call_each(partial(_finish, status))
                 return
 
-    def _each(self, act: Callable[[Tracker], None]) -> None:
+    def _call_each(self, act: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._live.items()):
             try:
                 act(tracker)

@@ -60,7 +60,7 @@ from worker.training.data.prepared import Row
 from worker.training.method import Example
 from worker.training.preference.dpo import DirectPreference
 from worker.training.preference.pairs import Pair
-from worker.training.preference.scored_rows import wanted_places
+from worker.training.preference.scored_rows import preferred_places
 from worker.training.self_evaluation.sample_answers import (
     MAX_CANDIDATES,
     MAX_PROMPT_TOKENS,
@@ -199,12 +199,12 @@ class _Evaluation:
         data = context.data
         self._source = RowSource.VALIDATION_FILE if inputs.validation else RowSource.HELD_OUT
         self._rows: Sequence[Example] = data.validation
-        self._places: Sequence[int] = wanted_places(data.validation)
+        self._places: Sequence[int] = preferred_places(data.validation)
         if not self._places:
             if len(data.validation):
                 self.notes.append("No held-out row has an answer that is rated good, so training rows are used.")
             self._source, self._rows = RowSource.TRAINING, _TrainingRows(context)
-            self._places = np.flatnonzero(np.isin(data.training, wanted_places(data.rows))).tolist()
+            self._places = np.flatnonzero(np.isin(data.training, preferred_places(data.rows))).tolist()
         self._scored: dict[str, Any] = {
             "rows": 0,
             "held_out_copies": 0,
