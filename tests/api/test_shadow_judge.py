@@ -73,7 +73,7 @@ class TwoAdapters:
         events = [{"choices": [{"index": 0, "delta": {"content": part}}]} for part in (text[:5], text[5:])]
         return [b"data: %s\n\n" % json.dumps(event).encode() for event in events] + [b"data: [DONE]\n\n"]
 
-    def asked_of(self, model: str) -> list[dict[str, Any]]:
+    def requests_to(self, model: str) -> list[dict[str, Any]]:
         return [body for body in self.asked if body["model"] == model]
 
 
@@ -158,11 +158,11 @@ def test_worse_adapter_is_found_out_and_gets_no_more_copies(
     # The e-value of losses alone reaches 20 at the sixth.
     assert 6 <= found["losses"] < 200
     assert (found["difference"], found["incumbent_id"], found["candidate_id"]) == (-1.0, ADAPTER, WORSE)
-    copies = len(replica.asked_of(WORSE))
+    copies = len(replica.requests_to(WORSE))
     for _ in range(5):
         ask(api)
     time.sleep(0.2)
-    assert len(replica.asked_of(WORSE)) == copies, "it is decided"
+    assert len(replica.requests_to(WORSE)) == copies, "it is decided"
     assert standing(api)["losses"] == found["losses"], "a comparison that is decided takes no more"
 
 
@@ -172,7 +172,7 @@ def test_better_adapter_wins_and_goes_on(app: FastAPI, api: httpx.Client, replic
     found = ask_until_counted(app, api, 8, stream=stream)
     assert (found["wins"], found["losses"], found["verdict"]) == (8, 0, "undecided")
     assert found["log_e"] < 0 < found["interval"][0]
-    (copy, *_) = replica.asked_of(ADAPTER)
+    (copy, *_) = replica.requests_to(ADAPTER)
     assert "stream" not in copy, "the copy is judged whole"
 
 
@@ -182,7 +182,7 @@ def test_answers_that_are_alike_are_ties_and_a_model_may_judge(
     shadow(api, make_eval(app, JUDGE))
     found = ask_until_counted(app, api, 3)
     assert (found["losses"], found["ties"]) == (3, 0)
-    judged = replica.asked_of(BASE)
+    judged = replica.requests_to(BASE)
     assert SECRET in json.dumps(judged), "it sees what was asked"
     assert judged[0]["cache_salt"], "tenants stay apart in the prefix cache"
 

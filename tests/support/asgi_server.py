@@ -40,7 +40,7 @@ class _Thread(threading.Thread):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end = asyncio.Event()
         self.ready = threading.Event()
-        server.main_loop = self._until_told  # type: ignore[method-assign]
+        server.main_loop = self._until_stopped  # type: ignore[method-assign]
 
     def run(self) -> None:
         try:
@@ -56,7 +56,7 @@ class _Thread(threading.Thread):
             self._loop.call_soon_threadsafe(self._end.set)
         self.join(60)
 
-    async def _until_told(self) -> None:
+    async def _until_stopped(self) -> None:
         await self._server.on_tick(0)
         self.ready.set()
         await self._end.wait()

@@ -56,7 +56,7 @@ def items_of(installation: Installation, path: str) -> list[dict[str, Any]]:
 def test_a_killed_worker_costs_no_answer_that_was_stored(installation: Installation) -> None:
     eval_id = make_eval(installation)
     rows = [{"item": {"question": f"Question {number}?", "answer": "no"}} for number in range(ROWS)]
-    before = asked_so_far(installation)
+    before = sent_requests(installation)
     run = installation.call("POST", f"/v1/evals/{eval_id}/runs", json={"data_source": asking(BASE, rows, 24)})
     path = f"/v1/evals/{eval_id}/runs/{run['id']}"
     eventually(lambda: installation.call("GET", path)["result_counts"]["total"] > 30, SECONDS)
@@ -71,10 +71,10 @@ def test_a_killed_worker_costs_no_answer_that_was_stored(installation: Installat
     assert usage["invocation_count"] == ROWS
     # What was in flight at the kill, and what had not been stored for a second, is asked twice; no more.
     time.sleep(3)
-    assert asked_so_far(installation) - before <= ROWS + (ROWS - len(stored))
+    assert sent_requests(installation) - before <= ROWS + (ROWS - len(stored))
     assert installation.job(run["id"])["attempt"] == 2
 
 
-def asked_so_far(installation: Installation) -> int:
+def sent_requests(installation: Installation) -> int:
     usage = installation.call("GET", "/v1/usage")["data"]
     return sum(entry["requests"] for entry in usage if entry["model"] == BASE)

@@ -121,7 +121,7 @@ def test_vllm_still_fails_on_the_rows_of_a_prompt():
 
 
 @contextmanager
-def asked_all_the_time(server, ask, models):
+def repeated_requests(server, ask, models):
     """Each model is asked again and again, all of them at once, for as long as the block takes; every answer is checked by ``ask``."""
     over = threading.Event()
 
@@ -162,7 +162,7 @@ def test_prompts_are_scored_beside_streams(vllm_server, serving_installation):
 
     alone = [score(model) for model in models]
     assert alone[0] != alone[1]
-    with asked_all_the_time(vllm_server, lambda model: ask(model=model, max_tokens=200, ignore_eos=True), models * 2):
+    with repeated_requests(vllm_server, lambda model: ask(model=model, max_tokens=200, ignore_eos=True), models * 2):
         beside = [[score(model) for model in models] for _ in range(3)]
         echoed = ask(model=models[1], prompt=["the red fox runs", "a ship"], echo=True, logprobs=2, max_tokens=1)
     for scores in beside:
@@ -185,6 +185,6 @@ def test_base_is_unchanged_beside_a_full_batch_of_adapters(vllm_server, serving_
     for adapter in adapters:
         # Loaded now, so that all run at once.
         generate(adapter, 1)
-    with asked_all_the_time(vllm_server, lambda adapter: generate(adapter, 200), adapters):
+    with repeated_requests(vllm_server, lambda adapter: generate(adapter, 200), adapters):
         beside = [generate(serving_installation.entry.name, 16) for _ in range(5)]
     assert beside == [alone] * 5

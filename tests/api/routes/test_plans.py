@@ -133,11 +133,11 @@ def test_a_dry_run_refuses_a_priority_that_a_submission_would(app: FastAPI, anon
 
 
 @pytest.mark.parametrize(
-    ("change", "is_told"),
+    ("change", "is_reported"),
     [({}, True), ({"preset": "tiny"}, False), ({"contract": {"exec": {"learning_rate": 2e-4}}}, False)],
 )
 def test_plan_and_job_say_that_the_base_learns_at_another_rate(
-    app: FastAPI, client: TestClient, job_body: dict[str, Any], change: dict[str, Any], is_told: bool
+    app: FastAPI, client: TestClient, job_body: dict[str, Any], change: dict[str, Any], is_reported: bool
 ) -> None:
     settings = app.state.services.settings
     (base,) = load_catalog(settings.catalog_path).bases
@@ -149,8 +149,8 @@ def test_plan_and_job_say_that_the_base_learns_at_another_rate(
     events = client.get(f"/v1/jobs/{job['id']}?after=0").json()["events"]
     told = "exec.learning_rate is the contract's default, 0.0002; tiny learns well at 0.004"
     for notes in (planned["preflight"]["notes"], record["notes"]):
-        assert any(note.startswith(told) for note in notes) is is_told
-    assert any(e["message"].startswith(told) and e["level"] == "warn" for e in events) is is_told
+        assert any(note.startswith(told) for note in notes) is is_reported
+    assert any(e["message"].startswith(told) and e["level"] == "warn" for e in events) is is_reported
 
 
 def test_only_base_is_taken_where_a_contract_names_none(

@@ -226,12 +226,12 @@ class Telling(Console):
 
     def __init__(self, file: Path) -> None:
         super().__init__()
-        self._told = file
+        self._marker = file
 
     def print(self, *objects: Any, **more: Any) -> None:
         super().print(*objects, **more)
         if str(objects[0]).endswith("ready again"):
-            self._told.touch()
+            self._marker.touch()
 
 
 @pytest.mark.network

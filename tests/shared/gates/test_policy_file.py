@@ -124,5 +124,5 @@ def test_digest_of_a_stored_policy_stays_when_gates_come_to_be() -> None:
         "gates: {truncation: {}, evals: {quality: {run: support, max_loss: 0.1}}}\n"
     )
     assert policy_digest(read_policy(source)) == "efbdfeddc2a845ee223102545f4fa1e03027813ef64d552bb27a32632c9e8ea3"
-    asked_more = source.replace("file: file-1", "file: file-1, noise_floor: true")
-    assert policy_digest(read_policy(asked_more)) != policy_digest(read_policy(source))
+    stricter = source.replace("file: file-1", "file: file-1, noise_floor: true")
+    assert policy_digest(read_policy(stricter)) != policy_digest(read_policy(source))

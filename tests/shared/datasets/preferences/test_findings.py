@@ -60,11 +60,11 @@ def test_answers_of_one_label_are_refused(good: int, bad: int, advice: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("weights", "is_told"), [((1, 1), True), ((1, 4), False), ((1, 3), False), ((1, 2.9), True), ((1, 5), True)]
+    ("weights", "is_reported"), [((1, 1), True), ((1, 4), False), ((1, 3), False), ((1, 2.9), True), ((1, 5), True)]
 )
-def test_weights_that_drown_one_kind_are_told(weights: tuple[float, float], is_told: bool) -> None:
+def test_weights_that_drown_one_kind_are_told(weights: tuple[float, float], is_reported: bool) -> None:
     section = PreferenceSection(desirable_weight=weights[0], undesirable_weight=weights[1])
-    assert bool(rated_warnings(RatedReport(good=40, bad=10), section)) is is_told
+    assert bool(rated_warnings(RatedReport(good=40, bad=10), section)) is is_reported
     assert rated_warnings(RatedReport(good=40, bad=10), PreferenceSection(desirable_weight=weights[0])) == []
 
 
