@@ -14,6 +14,7 @@ from cli.standalone.home import installed_database
 from cli.standalone.worker_programs import run_worker_program
 from shared.base_models.catalog import BaseModelEntry, HubSource, load_catalog
 from shared.base_models.config import ModelConfig, parse_model_config
+from shared.base_models.cpu_heads import unserved_head
 from shared.base_models.tensors import expected_tensors, parameter_count
 from shared.base_models.weights import json_object
 from shared.contract.choices import TokenizerMode
@@ -66,7 +67,7 @@ def check_base(folder: Path, report: Callable[[str], None] = note) -> None:
 
     Args:
         folder: the model's folder.
-        report: receives a note if a check was left out.
+        report: receives a note if a check was left out, or if a CPU cannot serve the base.
 
     Raises:
         MensError: the code of the first check that fails: config, weights by shard, template, tokens without a row of the
@@ -87,6 +88,8 @@ def check_base(folder: Path, report: Callable[[str], None] = note) -> None:
             param="tokenizer.json",
             details={"tokens": {token: id_ for id_, token in list(unknown.items())[:100]}},
         )
+    if head := unserved_head(_config_of(folder)):
+        report(f"note: {head} It can be trained here, but only a GPU can serve it and what is tuned on it.")
     if importlib.util.find_spec("transformers") is None:
         report("note: transformers is not installed here, so only the trainer will compare the tokenizers.")
         return
@@ -99,12 +102,14 @@ def describe_base(entry: BaseModelEntry, catalog_path: Path) -> BaseFacts | None
     if folder is None:
         return None
     try:
-        config = parse_model_config(
-            json_object((folder / "config.json").read_bytes(), "config.json", Code.MODEL_CONFIG_INVALID)
-        )
-        return base_facts(config, folder)
+        return base_facts(_config_of(folder), folder)
     except (OSError, MensError):
         return None  # `mens base add` and the preflight report the fault.
+
+
+def _config_of(folder: Path) -> ModelConfig:
+    name = "config.json"
+    return parse_model_config(json_object((folder / name).read_bytes(), name, Code.MODEL_CONFIG_INVALID))
 
 
 def base_facts(config: ModelConfig, folder: Path) -> BaseFacts:

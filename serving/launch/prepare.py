@@ -25,6 +25,7 @@ from shared.artifacts.signatures import read_trusted_keys
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import BaseModelEntry, verify_model_folder
 from shared.base_models.config import ModelConfig, broken_model, parse_model_config
+from shared.base_models.cpu_heads import unserved_head
 from shared.base_models.cpu_threads import cpu_threads
 from shared.base_models.families import LORA_FAMILIES
 from shared.base_models.weights import json_object
@@ -33,12 +34,6 @@ from shared.host import allowed_cores, allowed_memory, available_memory
 from shared.tokenization.tokenizer import Tokenizer
 
 CONFIG_NAME = "config.json"
-CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Sizes of attention heads that vLLM's CPU kernels support."""
-CPU_LINEAR_HEAD_SIZES = (64, 128)
-"""Sizes of linear attention's heads that vLLM's CPU kernels support. With any other size the engine ends at its first
-request.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +137,13 @@ def check_head_sizes(settings: ServingSettings, config: ModelConfig) -> None:
     Raises:
         InvalidRequest: ``NOT_SERVABLE_HEAD_SIZE``.
     """
-    if settings.serving_device != "cpu":
-        return
-    sizes: list[tuple[str, int, tuple[int, ...]]] = [("head_dim", config.head_dim, CPU_HEAD_SIZES)]
-    if config.linear:
-        sizes.append(("linear_key_head_dim", config.linear.key_head_dim, CPU_LINEAR_HEAD_SIZES))
-        sizes.append(("linear_value_head_dim", config.linear.value_head_dim, CPU_LINEAR_HEAD_SIZES))
-    for key, size, taken in sizes:
-        if size not in taken:
-            raise InvalidRequest(
-                Code.NOT_SERVABLE_HEAD_SIZE,
-                f"The base's {key} is {size}; on a CPU vLLM supports only {', '.join(map(str, taken))}.",
-                remedy="Serve this base on a GPU (MENS_SERVING_DEVICE=cuda), or serve another base.",
-                param=CONFIG_NAME,
-            )
+    if settings.serving_device == "cpu" and (head := unserved_head(config)):
+        raise InvalidRequest(
+            Code.NOT_SERVABLE_HEAD_SIZE,
+            str(head),
+            remedy="Serve this base on a GPU (MENS_SERVING_DEVICE=cuda), or serve another base.",
+            param=CONFIG_NAME,
+        )
 
 
 def choose_dtype(settings: ServingSettings, config: ModelConfig) -> str:

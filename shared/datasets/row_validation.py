@@ -254,7 +254,7 @@ def _check_pair(record: Record, line: bytes) -> None:
     prompt, answer = record.pair()
     if prompt is None or answer is None:
         raise _missing(record, prompt, answer, line)
-    if not prompt:
+    if not prompt or prompt.isspace():
         raise RowError(RowCode.ROW_CONTENT_EMPTY, "the prompt is empty", "prompt")
     if not answer or answer.isspace():
         raise RowError(RowCode.ROW_ANSWER_EMPTY, "the response is empty, so there is nothing to learn", "response")
@@ -330,7 +330,7 @@ def _check_turn(message: Message, field: str) -> None:
         reason = f"{field}.tool_calls: only the assistant calls tools"
         raise RowError(RowCode.ROW_TOOL_CALL_INVALID, reason, f"{field}.tool_calls")
     # A tool's result may be empty, and OpenAI accepts an empty system turn.
-    if message.content is None or (not message.content and message.role == "user"):
+    if message.content is None or (message.role == "user" and not message.content.strip()):
         raise RowError(RowCode.ROW_CONTENT_EMPTY, f"{field}.content is empty", f"{field}.content")
 
 

@@ -120,9 +120,12 @@ def _chats() -> list[tuple[bytes, RowCode]]:
         (chat({"role": role, "content": "x"}, ANSWER), R.ROW_ROLE_UNKNOWN)
         for role in ("", "human", "gpt", "User", "ASSISTANT", "bot", "functions", "user ")
     ]
-    empty = [chat({"role": "user", "content": content}, ANSWER) for content in ("", [], [{"type": "text", "text": ""}])]
+    empty = [
+        chat({"role": "user", "content": content}, ANSWER)
+        for content in ("", " \n", "\u3000", [], [{"type": "text", "text": ""}])
+    ]
     null = [chat({"role": role, "content": None}, ANSWER) for role in ("user", "system", "tool")]
-    bare = [chat({"role": "user"}, ANSWER), pair(prompt="")]
+    bare = [chat({"role": "user"}, ANSWER), pair(prompt=""), pair(prompt="\t ")]
     last = [
         chat(USER), chat(ANSWER, USER), chat(USER, ANSWER, {"role": "tool", "content": "x"}), line({"turns": [USER]}),
         chat(USER, ANSWER, {"role": "system", "content": "x"}),

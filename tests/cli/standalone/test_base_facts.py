@@ -109,6 +109,18 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return Settings()
 
 
+@pytest.mark.parametrize(("head_dim", "is_noted"), [(32, False), (24, True)])
+def test_base_that_only_a_gpu_serves_is_accepted_with_a_note(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head_dim: int, is_noted: bool
+) -> None:
+    monkeypatch.setattr(base_facts, "preflight_model", lambda *_, **__: None)
+    base = write_base(tmp_path / "base")
+    change_config(head_dim=head_dim)(base)
+    notes: list[str] = []
+    base_facts.check_base(base, notes.append)
+    assert [f"head_dim is {head_dim}" in note for note in notes] == [True] * is_noted
+
+
 @pytest.mark.parametrize("harm", HARMS)
 def test_base_that_cannot_work_is_refused(settings: Settings, tmp_path: Path, harm: str) -> None:
     change, code, words = HARMS[harm]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from serving.launch.prepare import (
-    CPU_HEAD_SIZES,
     check_head_sizes,
     check_quantization,
     choose_dtype,
@@ -217,10 +216,3 @@ def test_store_needs_a_largest_rank(home):
         open_store(settings(home))
     assert caught.value.code == "SETTINGS_INVALID"
     assert open_store(settings(home, serving_max_lora_rank=20)).base.name == "b"
-
-
-@pytest.mark.vllm
-def test_vllm_takes_these_heads_on_a_cpu():
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == CPU_HEAD_SIZES
