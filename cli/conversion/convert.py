@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from cli.conversion.columns import MOST_COLUMNS, empty_cell, refuse_missing_columns, rename_columns
 from cli.conversion.file_report import ConversionReport
 from cli.conversion.forms import to_chat
 from cli.conversion.outcomes import ConvertedMethod, Dropped, DropReason, Note, Row, RowChange, RowOptions, RowOutcome
@@ -49,12 +50,14 @@ class Rules:
         columns: names of Mens by the names of the source's columns; other columns are then left out.
         tags: names that a program gives to the parts of a turn.
         options: the user's choices.
+        are_all_present: whether each column has to be in the file. A description of LLaMA-Factory also names optional ones.
     """
 
     form: RowForm | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     tags: Tags = field(default_factory=Tags)
     options: RowOptions = field(default_factory=RowOptions)
+    are_all_present: bool = False
 
 
 class RowAccount(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,11 +92,13 @@ def convert_file(
     """
     source = open_source(path, split, is_table=bool(rules.columns))
     report = ConversionReport(str(path), ConvertedMethod.SUPERVISED, file_form=source.form)
-    encoder, ratings = msgspec.json.Encoder(), dict[int, tuple[int, bool]]()
+    encoder, ratings, columns = msgspec.json.Encoder(), dict[int, tuple[int, bool]](), dict[str, None]()
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as target:
             for row in read_rows(source):
+                if row.value is not None and len(columns) < MOST_COLUMNS:
+                    columns |= dict.fromkeys(row.value)
                 outcome, form, lines = _convert(row, source, rules, encoder)
                 if rules.options.as_rated and lines:
                     outcome, lines = _consistent(outcome, lines, report.rows + 1, ratings)
@@ -104,6 +109,9 @@ def convert_file(
                     account.write(encoder.encode(_account(row.line, outcome, form)) + b"\n")
                 if report.lines % PROGRESS_ROWS == 0:
                     progress(report.lines)
+        report.columns = list(columns)[:MOST_COLUMNS]
+        if rules.are_all_present:
+            refuse_missing_columns(path, rules.columns, report.columns)
         if strict and report.dropped:
             report.refused = "rows were dropped"
         elif not report.rows:
@@ -127,7 +135,7 @@ def _convert(
         if row.had_mark:
             outcome.change(RowChange.BYTE_ORDER_MARK_REMOVED)
         return outcome, RowForm.MESSAGES, [kept]
-    mapped, left_out = _mapped(row.value, rules.columns)
+    mapped, left_out = rename_columns(row.value, rules.columns)
     form = rules.form or recognise(mapped)
     outcome = RowOutcome(unused_keys=left_out)
     try:
@@ -196,14 +204,6 @@ def _kept(row: SourceRow, source: SourceFile, encoder: msgspec.json.Encoder, opt
     return line
 
 
-def _mapped(row: Row, columns: Mapping[str, str]) -> tuple[Row, list[str]]:
-    """Return a row under Mens' names, and the columns that have no name there."""
-    if not columns:
-        return row, []
-    mapped = {name: row[column] for column, name in columns.items() if column in row}
-    return mapped, sorted(key for key, value in row.items() if key not in columns and value not in (None, "", [], {}))
-
-
 def _outcome(row: Row, form: RowForm | None, rules: Rules, outcome: RowOutcome) -> RowOutcome:
     """Convert a row, and return the resulting rows of the kind that the user asks for.
 
@@ -231,7 +231,7 @@ def _converted(row: Row, form: RowForm | None, rules: Rules, outcome: RowOutcome
     if is_preference(row):
         return convert_row(row, ConvertedMethod.SUPERVISED, rules.options)
     if form is None:
-        raise Dropped(DropReason.FORM_UNKNOWN)
+        raise Dropped(empty_cell(row) or DropReason.FORM_UNKNOWN)
     chat = to_chat(row, form, rules.tags, outcome, chosen=rules.options.as_supervised)
     converted = convert_row(chat, ConvertedMethod.SUPERVISED, replace(rules.options, as_supervised=False))
     if converted.reason:
@@ -345,28 +345,3 @@ def check_output(path: Path, output: Path, *others: Path | None) -> None:
         if resolved == source or source in resolved.parents:
             message = f"{target} would overwrite the input."
             raise InvalidRequest(Code.REQUEST_INVALID, message, remedy="Name another file.", param="output")
-
-
-def parse_columns(text: str) -> dict[str, str]:
-    """Parse Mens' names by column from ``COLUMN=NAME,COLUMN=NAME``.
-
-    Raises:
-        InvalidRequest: ``REQUEST_INVALID``.
-    """
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    bad = [name for _, _, name in pairs if name.strip() not in COLUMN_NAMES]
-    if bad or not pairs:
-        raise InvalidRequest(
-            Code.REQUEST_INVALID,
-            f"--columns {text[:80]!r} does not name columns.",
-            remedy=f"Write COLUMN=NAME, separated by commas; NAME is one of {', '.join(COLUMN_NAMES)}.",
-            param="columns",
-        )
-    return {column.strip(): name.strip() for column, _, name in pairs}
-
-
-COLUMN_NAMES = (
-    "prompt", "response", "instruction", "input", "output", "context", "system", "history", "messages", "conversations", "tools",
-    "text", "chosen", "rejected", "completion", "label", "images", "rating", "category", "difficulty", "lane", "task_family",
-)  # fmt: skip
-"""Names that a column may be given."""

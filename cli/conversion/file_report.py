@@ -24,6 +24,7 @@ class ConversionReport(msgspec.Struct):
         forms, file_form: rows by their form, and the form of the file; empty for OpenAI's files.
         separator, stop: endings of the prompts and completions in a file of such pairs; removed if ``stripped``.
         refused: why the converted file was not written; empty when it was.
+        columns: names of the file's columns or keys; empty for OpenAI's files.
     """
 
     source: str
@@ -46,6 +47,7 @@ class ConversionReport(msgspec.Struct):
     stripped: bool = False
     output: str = ""
     refused: str = ""
+    columns: list[str] = []
 
     def count(self, outcome: RowOutcome, lines: Sequence[int]) -> None:
         """Count lines of one outcome, by ascending number."""

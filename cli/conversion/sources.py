@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
+from shared.datasets.forms.advice import TABLE_DELIMITERS
 from shared.datasets.forms.files import (
     BYTE_ORDER_MARK,
     HEAD_BYTES,
@@ -101,7 +102,7 @@ def open_source(path: Path, split: str = "", *, is_table: bool = False) -> Sourc
     """Recognise the form of a file or folder.
 
     Args:
-        is_table: the caller names columns, so a file that is not JSON is a table.
+        is_table: the caller names columns, so a file that is not JSON is a table, as one is whose name says so.
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``: a form that cannot be read.
@@ -113,6 +114,7 @@ def open_source(path: Path, split: str = "", *, is_table: bool = False) -> Sourc
     form, text = recognise_head(head), head.decode(errors="replace")
     if form in REMEDIES:
         raise InvalidRequest(Code.REQUEST_INVALID, f"{path} {HINTS[form]}.", remedy=REMEDIES[form], param="input")
+    is_table = is_table or path.suffix.lower() in TABLE_DELIMITERS
     if is_table and form is FileForm.JSON_LINES and not text.lstrip(f"{BYTE_ORDER_MARK} \r\n\t").startswith("{"):
         form = FileForm.TABLE
     delimiter = (delimiter_of(text) or _likely_delimiter(text)) if form is FileForm.TABLE else ""

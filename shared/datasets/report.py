@@ -439,7 +439,7 @@ def _notes(file: FileReport, mode: DataMode) -> list[str]:
     facts = {
         f"{counted(file.error_count, 'bad line is', 'bad lines are')} skipped.": file.error_count
         and mode is DataMode.LENIENT,
-        f"{left_out} of {counted(file.rows, 'row is', 'rows are')} left out by the filter.": left_out,
+        f"{left_out} of {counted(file.rows, 'row is', 'rows are')} left out by data.min_rating or data.context_filter.": left_out,
         f"Rows that repeat an earlier row exactly, and count twice: {repeats.exact_rows}.": repeats.exact_rows,
         f"Rows that are nearly the same as an earlier one: {repeats.near_rows}.": repeats.near_rows,
         f"Near duplicates were looked for among the first {MAX_NEAR_ROWS} rows only.": file.rows > MAX_NEAR_ROWS,

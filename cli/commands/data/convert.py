@@ -14,7 +14,8 @@ from rich.progress import Progress, TextColumn
 from cli.client.connection import fail, fail_with
 from cli.client.json_errors import Json, print_json_error
 from cli.client.uploads import refuse_retracted_rows
-from cli.conversion.convert import Rules, check_output, convert_file, parse_columns
+from cli.conversion.columns import parse_columns
+from cli.conversion.convert import Rules, check_output, convert_file
 from cli.conversion.dataset_info import read_dataset_info
 from cli.conversion.file_report import ConversionReport
 from cli.conversion.outcomes import DropReason, RowOptions
@@ -22,6 +23,7 @@ from cli.conversion.sources import FORMS_WITH_LINES
 from cli.options import existing_file
 from cli.output import plain_console
 from shared.counted_nouns import counted
+from shared.datasets.forms.advice import list_names
 from shared.datasets.forms.recognition import RowForm
 from shared.datasets.rows import RowCode
 from shared.errors import Code, InvalidRequest, MensError
@@ -199,6 +201,8 @@ def _refusal(conversion: ConversionReport, source: Path) -> MensError:
     dropped = f"{counted(conversion.dropped, 'row')} of {conversion.lines:,}"
     reason, count = next(iter(conversion.drops.most_common(1)), ("", 0))
     why = f"; the most common reason ({count:,}) is {reason}" if reason else ""
+    if reason == DropReason.FORM_UNKNOWN and conversion.columns:
+        why += f", for rows with {list_names('column', conversion.columns)}"
     if conversion.rows:
         message, remedy = f"{dropped} would be dropped{why}.", "Correct these rows, or leave --strict out."
     elif not conversion.lines:
@@ -213,7 +217,7 @@ def _refusal(conversion: ConversionReport, source: Path) -> MensError:
 def _rules(source: Path, form: RowForm | None, columns: str, dataset_info: Path | None, options: RowOptions) -> Rules:
     if not dataset_info:
         named: Mapping[str, str] = parse_columns(columns) if columns else {}
-        return Rules(form, named, options=options)
+        return Rules(form, named, options=options, are_all_present=True)
     if columns or form:
         fail("--dataset-info already names the form and the columns; leave --from and --columns out.")
     info = read_dataset_info(dataset_info, source)

@@ -40,7 +40,8 @@ _FOLDER_DEPTH = 3
 _MAX_INFO_BYTES = 1 << 20
 _OWN_KEYS = ("messages", "turns", "prompt", "response")
 _SHOWN_KEYS, _SHOWN_CHARACTERS = 6, 40
-_TABLE_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+TABLE_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+"""Endings of the names of tables, and their usual delimiters."""
 COMMON = 0.5
 """Minimum share of the bad lines for their form to count as the file's form."""
 
@@ -95,7 +96,7 @@ def advise_on_folder(path: Path) -> Advice:
         return Advice(finding, _CONVERT_IT)
     split = "train" if "train" in names else names[0]
     remedy = _CONVERT_IT.replace(CONVERT, f"{CONVERT} --split {shlex.quote(split)}")
-    return Advice(f"{finding}, with {_listed('split', names)}", remedy)
+    return Advice(f"{finding}, with {list_names('split', names)}", remedy)
 
 
 def splits_by_name(files: Sequence[Path]) -> list[str]:
@@ -166,10 +167,10 @@ def _advise_on_names(path: Path) -> Advice | None:
     """Return advice on a file whose columns or keys have names that Mens does not know; None if it is not such a file."""
     with path.open("rb") as file:
         lines = [line for line in file.read(HEAD_BYTES).splitlines()[:2] if line.strip()]
-    if lines and (delimiter := _TABLE_DELIMITERS.get(path.suffix.lower())) and not lines[0].lstrip().startswith(b"{"):
+    if lines and (delimiter := TABLE_DELIMITERS.get(path.suffix.lower())) and not lines[0].lstrip().startswith(b"{"):
         header = lines[0].removeprefix(b"\xef\xbb\xbf").decode(errors="replace")
         columns = [name.strip().strip('"') for name in header.split(delimiter)]
-        return Advice(f"is a table with {_listed('column', columns)}", _NAME_COLUMNS) if len(columns) > 1 else None
+        return Advice(f"is a table with {list_names('column', columns)}", _NAME_COLUMNS) if len(columns) > 1 else None
     rows = [row for line in lines if isinstance(row := _decoded(line), dict)]
     if len(rows) < len(lines) or not rows or rows[0].keys() != rows[-1].keys() or len(rows[0]) < 2:
         return None
@@ -178,7 +179,7 @@ def _advise_on_names(path: Path) -> Advice | None:
         get_close_matches(key.lower(), _OWN_KEYS, cutoff=0.7) for key in rows[0]
     ):
         return None
-    return Advice(f"has rows with {_listed('key', list(rows[0]))}, which Mens does not know", _NAME_COLUMNS)
+    return Advice(f"has rows with {list_names('key', list(rows[0]))}, which Mens does not know", _NAME_COLUMNS)
 
 
 def _decoded(line: bytes) -> Any:
@@ -188,9 +189,9 @@ def _decoded(line: bytes) -> Any:
         return None
 
 
-def _listed(kind: str, names: Sequence[str]) -> str:
+def list_names(kind: str, names: Sequence[str]) -> str:
     """Format names for a message, as the end of a sentence."""
-    return f"the {kind}s {_quoted(names)}"
+    return f"the {kind}{'s' * (len(names) != 1)} {_quoted(names)}"
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -44,7 +44,7 @@ def test_rows_and_labels_are_counted(tmp_path: Path) -> None:
     assert found.difficulties == {"(none)": 2, "3": 1}
     assert found.turns == {"user": 3, "assistant": 3}
     assert (found.lengths.longest, found.lengths.longest_line, sum(found.lengths.counts)) == (1001, 3, 3)
-    assert "1 of 3 rows are left out by the filter." in report.notes
+    assert "1 of 3 rows are left out by data.min_rating or data.context_filter." in report.notes
 
 
 def test_strict_report_is_refused_for_a_bad_line_and_a_lenient_one_is_not(tmp_path: Path) -> None:

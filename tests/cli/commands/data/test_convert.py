@@ -155,6 +155,35 @@ def test_columns_of_a_table(tmp_path: Path) -> None:
     assert (code, "NAME is one of prompt, response" in text) == (1, True)
 
 
+def test_table_with_other_names_is_read_as_one_and_its_columns_are_named(tmp_path: Path) -> None:
+    source, output = tmp_path / "orders.csv", tmp_path / "rows.jsonl"
+    source.write_text('Waiter says,Ticket\n"two beers, please",2x beer\nsoup,1x soup\n')
+    code, text = run("convert", source, "-o", output)
+    assert (code, "table, 2 rows (unknown 2)" in text) == (1, True)
+    assert "form_unknown, for rows with the columns `Waiter says`, `Ticket`" in text
+    code, text = run("convert", source, "-o", output, "--columns", "waiter=prompt,Ticket=response")
+    assert (code, output.exists()) == (1, False)
+    assert "--columns names the column `waiter`, but" in text
+    assert "has the columns `Waiter says`, `Ticket`" in text
+    assert run("convert", source, "-o", output, "--columns", "Waiter says=prompt,Ticket=response")[0] == 0
+    assert len(output.read_text().splitlines()) == 2
+
+
+def test_name_of_a_column_that_only_some_rows_have_is_accepted(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", {"q": "Hi", "a": "Hello"}, {"q": "Hi", "a": "Yes", "s": "Be brief."})
+    code, text = run("convert", source, "-o", tmp_path / "rows.jsonl", "--columns", "q=prompt,a=response,s=system")
+    assert (code, "2 rows written" in text) == (0, True)
+
+
+@pytest.mark.parametrize("columns", ["", "question=prompt,answer=response"])
+def test_empty_cell_is_named_by_what_is_missing(columns: str, tmp_path: Path) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text("question,answer\na,b\nc,\n,d\n")
+    _, text = run("convert", source, "-o", tmp_path / "rows.jsonl", *(["--columns", columns] if columns else []))
+    assert "ROW_ANSWER_EMPTY: 1 (line 3)" in text
+    assert "ROW_CONTENT_EMPTY: 1 (line 4)" in text
+
+
 def test_dataset_info_of_llama_factory(tmp_path: Path) -> None:
     entries = {
         "talks": {"file_name": "talks.json", "formatting": "sharegpt", "columns": {"messages": "talk", "system": "sys"},
