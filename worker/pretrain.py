@@ -110,7 +110,7 @@ def build_base(
     tokenizer = train_tokenizer(rows, family)
     model = new_model(family, tokenizer, changes or {})
     pretrain(model, encode_corpus(rows, tokenizer), steps, seed)
-    _save(out, with_vision_part(family, model) if composite else model, tokenizer)
+    save_base(out, with_vision_part(family, model) if composite else model, tokenizer)
 
 
 def read_corpus(path: Path) -> list[dict[str, Any]]:
@@ -235,7 +235,7 @@ def _batches(documents: Sequence[Document], rng: random.Random) -> Iterator[tupl
             yield pad_sequence(rows, True), pad_sequence(rows, True, padding_value=IGNORED_LABEL)
 
 
-def _save(out: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+def save_base(out: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Write to a temporary name and rename, so that `out` is never an incomplete model."""
     ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
     model.generation_config = GenerationConfig(

@@ -25,9 +25,10 @@ from shared.base_models.catalog import LocalSource
 from shared.base_models.families import DELTA_NET, GATED_MIXER, GATED_MLP, SPECS, Family
 from shared.base_models.weights import read_tensors
 from shared.settings import Settings
+from tests.support import sentencepiece
 from tests.support.template_families import TEMPLATES
 from tests.support.waiting import eventually
-from tests.system.loop import ANSWER, IMPATIENCE, QUESTION, ROOT, Installation
+from tests.system.loop import ANSWER, IMPATIENCE, QUESTION, ROOT, Installation, mens
 from worker.jobs.certificates import ENGINE_ERROR_LIMITS, LOW_PRECISION_LIMIT
 
 pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -46,12 +47,14 @@ class Base:
     Attributes:
         changes: config keys of the tiny model.
         template: file of a chat template that replaces the tiny base's own.
+        sentencepiece: whether its tokenizer is of the kind that older Llama and Mistral models have.
     """
 
     family: Family
     changes: Mapping[str, Any] = field(default_factory=dict)
     template: str | None = None
     composite: bool = False
+    sentencepiece: bool = False
 
     @property
     def dtype(self) -> str:
@@ -79,7 +82,7 @@ BASES = {
         {"rope_parameters": LLAMA3_ROPE, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
     ),
     # A window that the prompts are longer than.
-    "mistral": Base(Family.MISTRAL, {"sliding_window": 8, "tie_word_embeddings": False}),
+    "mistral": Base(Family.MISTRAL, {"sliding_window": 8, "tie_word_embeddings": False}, sentencepiece=True),
 }
 WHOLE_LOOP = "qwen3.5"
 
@@ -90,7 +93,10 @@ def make_base(home: Path, name: str) -> Path:
 
     base, folder = BASES[name], home / "bases" / name
     corpus = ROOT / "examples" / "base_corpus.jsonl"
-    build_base(folder, corpus, base.family, PRETRAINING_STEPS, composite=base.composite, changes=base.changes)
+    if base.sentencepiece:
+        sentencepiece.build_base(folder, corpus, base.family, PRETRAINING_STEPS, base.changes)
+    else:
+        build_base(folder, corpus, base.family, PRETRAINING_STEPS, composite=base.composite, changes=base.changes)
     if base.template:
         (folder / "chat_template.jinja").write_text((TEMPLATES / f"{base.template}.jinja").read_text())
     add(Settings(home=home), name, LocalSource(path=str(folder)), None)
@@ -128,10 +134,10 @@ def reference_answers(base: Path, adapter: Path | None, served: Base) -> list[st
         chat = [{"role": "user", "content": question}]
         prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
         with torch.no_grad():
-            ids = model.generate(**prompt, do_sample=False, max_new_tokens=MAX_TOKENS)[
-                0, prompt["input_ids"].shape[1] :
-            ]
-        answers.append(tokenizer.decode(ids, skip_special_tokens=True))
+            [ids] = model.generate(**prompt, do_sample=False, max_new_tokens=MAX_TOKENS)
+        # What follows the prompt: an answer alone loses the space at its beginning in a tokenizer like SentencePiece's.
+        whole, asked = (tokenizer.decode(part, skip_special_tokens=True) for part in (ids, prompt["input_ids"][0]))
+        answers.append(whole.removeprefix(asked))
     return answers
 
 
@@ -150,19 +156,35 @@ def certificate_of(installation: Installation, adapter_id: str) -> dict[str, Any
     return dict(certificate)
 
 
-def assert_served_as_trained(installation: Installation, base: Path, name: str, adapter_id: str) -> list[str]:
-    """Base and adapter are served as transformers and PEFT compute them; returns the adapter's answers."""
+def streamed(installation: Installation, model: str) -> str:
+    """The answer to the first question, from its pieces."""
+    messages: Any = [{"role": "user", "content": QUESTION}]
+    pieces = installation.openai().chat.completions.create(
+        model=model, messages=messages, temperature=0, max_tokens=MAX_TOKENS, stream=True
+    )
+    return "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+
+
+def assert_served_as_trained(
+    installation: Installation, base: Path, name: str, adapter_id: str, folder: Path | None = None
+) -> list[str]:
+    """Base and adapter are served as transformers and PEFT compute them; returns the adapter's answers.
+
+    Args:
+        folder: the exported adapter; None: its stored files.
+    """
     found, served = certificate_of(installation, adapter_id), BASES[name]
     print(json.dumps({"base": name, **found["parity"], "effect": found["effect_rms_nats"]}))
     assert found["base"]["dtype"] == served.dtype
     assert found["template"]["equal"]
     limit = ENGINE_ERROR_LIMITS.get(served.dtype, LOW_PRECISION_LIMIT)
     assert found["parity"]["engine_error_rms_nats"] < limit < found["effect_rms_nats"] / 2
-    folder = adapter_folder(installation.stack.home, adapter_id)
+    folder = folder or adapter_folder(installation.stack.home, adapter_id)
     answers = [installation.ask(adapter_id, question) for question in QUESTIONS]
     assert answers == reference_answers(base, folder, served)
     assert [installation.ask(name, question) for question in QUESTIONS] == reference_answers(base, None, served)
     assert ANSWER in answers[0] and ANSWER not in installation.ask(name)
+    assert streamed(installation, adapter_id) == answers[0]
     return answers
 
 
@@ -171,7 +193,10 @@ def test_a_base_of_each_family_is_built_tuned_certified_and_served(name: str, tm
     base = make_base(tmp_path, name)
     with installation_of(tmp_path, name) as installation:
         job = installation.wait_for_success(installation.train(name="tuned", base=name))
-        assert_served_as_trained(installation, base, name, job["result"]["adapter_id"])
+        adapter_id, folder = job["result"]["adapter_id"], tmp_path / "peft"
+        done = mens("adapter", "export", adapter_id, "--to", str(folder), home=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert_served_as_trained(installation, base, name, adapter_id, folder)
 
 
 def test_the_default_bases_family_in_the_whole_loop(tmp_path: Path) -> None:
