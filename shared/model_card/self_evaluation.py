@@ -281,10 +281,13 @@ def _change(
 def _answers(evaluation: SelfEvaluation) -> list[str]:
     lines = []
     if samples := evaluation.sample_answers:
-        lines.append(f"{evaluation.exact_answers} of {counted(len(samples), 'sample answer')} equal their reference")
+        equal = "equals its" if len(samples) == 1 else "equal their"
+        lines.append(f"{evaluation.exact_answers} of {counted(len(samples), 'sample answer')} {equal} reference")
     if general := evaluation.known_answers:
         kept = sum(answer.kept is True for answer in general)
         lines.append(f"general answers kept: {kept} of {len(general)}")
         if kept < LEAST_KEPT * len(general):
             lines.append(FORGETTING_REMEDY)
+    elif general := evaluation.general_answers:
+        lines.append(f"general answers kept: not known, because the base answers none of the {len(general)} questions")
     return lines

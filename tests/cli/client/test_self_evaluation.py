@@ -54,7 +54,13 @@ def test_the_system_turn_of_a_row_is_shown() -> None:
 
 def test_where_all_is_right_no_answer_is_shown() -> None:
     right = EVALUATION.model_copy(update={"sample_answers": (RIGHT,), "general_answers": ()})
-    assert lines(right, brief=True)[-1] == "         1 of 1 sample answer equal their reference"
+    assert lines(right, brief=True)[-1] == "         1 of 1 sample answer equals its reference"
+
+
+def test_general_questions_that_the_base_does_not_know_prove_nothing() -> None:
+    unknown = GeneralAnswer(question="Hot?", base="x", tuned="cold", kept=None)
+    shown = lines(EVALUATION.model_copy(update={"general_answers": (unknown, unknown)}), brief=True)
+    assert any("not known, because the base answers none of the 2 questions" in line for line in shown)
 
 
 def test_the_whole_record_has_every_answer() -> None:

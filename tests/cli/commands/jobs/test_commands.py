@@ -145,7 +145,7 @@ def test_show_prints_both_models_and_their_answers(installation: CliInstallation
     assert shown[at : at + 8] == [
         "against base  9 of 10 held-out rows; 40 supervised tokens",
         f"              loss 2.5000 -> 1.2500 nats per token; {change}",
-        "              0 of 1 sample answer equal their reference",
+        "              0 of 1 sample answer equals its reference",
         "sample 1, line 3",
         "  user      What is a bug?[31m",
         "  reference A mistake.",
