@@ -288,6 +288,6 @@ def _answers(evaluation: SelfEvaluation) -> list[str]:
         lines.append(f"general answers kept: {kept} of {len(general)}")
         if kept < LEAST_KEPT * len(general):
             lines.append(FORGETTING_REMEDY)
-    elif general := evaluation.general_answers:
-        lines.append(f"general answers kept: not known, because the base answers none of the {len(general)} questions")
+    elif unknown := evaluation.general_answers:
+        lines.append(f"general answers kept: not known, because the base answers none of the {len(unknown)} questions")
     return lines
