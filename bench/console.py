@@ -49,6 +49,12 @@ CHROMIUM, API = "chromium", " -m api"
 """Substrings of the command lines of processes whose CPU time is measured."""
 ROW, CURVE = "tbody tr a.name", "section canvas"
 SETTLED_MS = 2000
+GROWN_MB = 0.4
+"""Most by which the scripts of a page may grow with 20,000 changes. A hundred running jobs make 4.3 million changes a day,
+which would add 86 MB at this rate.
+"""
+P99_ADDED_MS = 2.0
+"""Most by which open pages may delay the first token of one chat in a hundred: a model takes at least ten times as long for it."""
 """Wait after the first row, in which a page loads the rest."""
 UPDATE_SECONDS = 2.0
 """Seconds between two changes of a running job: the API does not report progress more often."""
@@ -213,7 +219,13 @@ class ConsoleBench:
                 polling_calls=Limited(polled, 12),
                 polling_304=unchanged,
             ),
-            self.goal("W9", memory[-1], 100, grown_mb=memory[-1] - memory[1], changes=2 * times * len(ids)),
+            self.goal(
+                "W9",
+                memory[-1],
+                100,
+                grown_mb=Limited(memory[-1] - memory[1], GROWN_MB),
+                changes=2 * times * len(ids),
+            ),
         ]
 
     def without_a_stream(self, seconds: float) -> tuple[float, float]:
@@ -232,13 +244,23 @@ class ConsoleBench:
 
     def many_jobs(self) -> bool:
         """Measure a list of thousands of jobs: first page, and the longest task while it is scrolled (W5)."""
-        with opened(self.browser, self.states["many"]) as (page, _):
-            first = milliseconds_until(page, self.url("#/jobs"), ROW)
-            page.wait_for_timeout(SETTLED_MS)
-            longest_block(page, forget=True)
-            drawn, _ = page.evaluate(SCROLL, 20 if self.options.smoke else 400)
-            block = longest_block(page)
-        return self.goal("W5", block, 50, first_ms=Limited(first, 300), jobs=self.options.jobs, rows_in_document=drawn)
+        firsts, blocks = list[float](), list[float]()
+        for _ in range(self.options.rounds):
+            with opened(self.browser, self.states["many"]) as (page, _):
+                firsts.append(milliseconds_until(page, self.url("#/jobs"), ROW))
+                page.wait_for_timeout(SETTLED_MS)
+                longest_block(page, forget=True)
+                drawn, _ = page.evaluate(SCROLL, 20 if self.options.smoke else 400)
+                blocks.append(longest_block(page))
+        return self.goal(
+            "W5",
+            statistics.median(blocks),
+            50,
+            worst_ms=max(blocks),
+            first_ms=Limited(statistics.median(firsts), 300),
+            jobs=self.options.jobs,
+            rows_in_document=drawn,
+        )
 
     def curves(self) -> bool:
         """Measure the curves of a long run (W6): the response, its drawing and a zoom, and the time until the peers
@@ -328,7 +350,15 @@ class ConsoleBench:
             share = 100 * (processor_seconds(API) - before) / (time.perf_counter() - began)
             busy = asyncio.run(first_tokens(endpoint, self.options.pages))
         p99 = {name: percentile(values, 99) for name, values in (("quiet", quiet), ("busy", busy))}
-        return self.goal("W8", share, 5, pages=self.options.pages, p99_ms=p99["busy"], p99_ms_without=p99["quiet"])
+        return self.goal(
+            "W8",
+            share,
+            5,
+            pages=self.options.pages,
+            p99_added_ms=Limited(p99["busy"] - p99["quiet"], P99_ADDED_MS),
+            p99_ms=p99["busy"],
+            p99_ms_without=p99["quiet"],
+        )
 
     @contextmanager
     def updates(self) -> Iterator[None]:

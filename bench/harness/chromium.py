@@ -27,9 +27,12 @@ new PerformanceObserver((list) => {
 window.__whenSeen = (selector, from = 0) => new Promise((resolve) => {
   const look = () => {
     if (!document.querySelector(selector)) return void requestAnimationFrame(look);
-    requestAnimationFrame(() => setTimeout(() => resolve(performance.now() - from)));  // after the frame is painted
+    // This frame paints the element; the next task begins after it.
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => resolve(performance.now() - from);
+    port2.postMessage(null);
   };
-  look();
+  requestAnimationFrame(look);
 });
 """
 
@@ -128,7 +131,7 @@ def opened(browser: Browser, state: StorageState | None = None) -> Iterator[tupl
 
 
 def milliseconds_until(page: Page, url: str, selector: str) -> float:
-    """Open an address; return the time until the element that the selector matches is painted."""
+    """Open an address; return the time until the end of the frame that paints an element that the selector matches."""
     page.goto(url, wait_until="commit")
     return float(page.evaluate("(selector) => window.__whenSeen(selector)", selector))
 

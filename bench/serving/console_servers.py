@@ -30,6 +30,10 @@ TENSORBOARD_ROW, TENSORBOARD_CURVE = "runs-data-table tb-data-table-content-row"
 LOCK = "console-peers"
 TENANTS = ("runs", "busy", "many")
 """Tenants of the installation: one with the shared runs, one with running jobs, one with thousands of jobs."""
+MANY_RUNNING = 10
+"""Number of running jobs among thousands."""
+STEPS = 100_000
+"""Steps of the jobs of the last two tenants."""
 MLFLOW_QUIET = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -91,15 +95,25 @@ def seed(home: Path, runs: SharedRuns, running: int, many: int) -> SeededJobs:
         busy = [_claimed(leases, "busy", f"run-{number:03}") for number in range(running)]
         for lease in busy:
             leases.report(lease, progress=training_progress(1, 3.0), events=[])
-        _copy(database, _claimed(leases, "many", "run").job.id, many - 1)
+        _seed_many(leases, many)
         return SeededJobs(keys, long_id, busy)
     finally:
         database.close()
 
 
+def _seed_many(leases: Leases, count: int) -> None:
+    """Seed many jobs as an installation has them: nearly all have finished, and the newest run."""
+    finished = _claimed(leases, "many", "run")
+    leases.report(finished, progress=training_progress(STEPS, 0.5), events=[])
+    leases.finish(finished, {"optimizer_steps": STEPS, "planned_steps": STEPS, "last_train_loss": 0.5})
+    _copy(leases.database, finished.job.id, count - 1 - MANY_RUNNING)
+    for number in range(MANY_RUNNING):
+        leases.report(_claimed(leases, "many", f"now-{number}"), progress=training_progress(1, 3.0), events=[])
+
+
 def training_progress(step: int, loss: float) -> dict[str, Any]:
     """Return the progress of a job in training."""
-    return {"kind": "training", "step": step, "total_steps": 100_000, "loss": loss, "eta_seconds": 600.0}
+    return {"kind": "training", "step": step, "total_steps": STEPS, "loss": loss, "eta_seconds": 600.0}
 
 
 def _claimed(leases: Leases, tenant: str, name: str) -> Lease:
