@@ -5,6 +5,7 @@ import "./vendor/signals.js";
 import { address, go, oneTimeCode, providerAnswer, to } from "./lib/address.js";
 import { caller, findCaller, signOut } from "./lib/client.js";
 import { clock, plain } from "./lib/format.js";
+import { firstAnswer } from "./lib/first_calls.js";
 import { connection, follow } from "./lib/stream.js";
 import { switchTheme, theme } from "./lib/theme.js";
 import { h, html } from "./parts/html.js";
@@ -160,12 +161,16 @@ addEventListener("click", (event) => {
   for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(/** @type {Node} */ (event.target))) menu.removeAttribute("open");
 });
 
-follow();
 const asked = findCaller();
-// A frame without a person shows nothing for as long, and would delay the one with their screen.
-await Promise.race([asked.catch(() => {}), new Promise((resolve) => setTimeout(resolve, NOTHING_SHOWN))]);
-const place = document.getElementById("console");
-if (place) {
+
+async function start() {
+  // A frame without a person and their rows shows nothing for as long, and would delay the one with them.
+  const first = Promise.all([asked, firstAnswer()]).catch(() => {});
+  await Promise.race([first, new Promise((resolve) => setTimeout(resolve, NOTHING_SHOWN))]);
+  const place = document.getElementById("console");
+  if (!place) return;
   place.replaceChildren();
   render(h(Console, {}), place);
+  follow();
 }
+void start();

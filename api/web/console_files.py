@@ -13,8 +13,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from api.web.joined_modules import join_modules
+
 FOLDER = Path(__file__).parents[1] / "console"
 INDEX = "index.html"
+ENTRY, JOINED, ASKS_FIRST = "app.js", "first_screen.js", "lib/first_calls.js"
+"""Module with which the page begins; the file in which it is sent, with all that it needs; and the module that does not
+wait for them.
+"""
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -60,7 +66,7 @@ class ConsoleFiles:
     """All files of one release's console.
 
     Attributes:
-        digest: first 16 hex digits of the SHA-256 of all names and contents.
+        digest: first 16 hex digits of the SHA-256 of all names and contents, as they are sent.
         index: the page, which names the digest.
         others: the other files, by their path below the digest.
     """
@@ -73,7 +79,7 @@ class ConsoleFiles:
     def read(cls, folder: Path) -> ConsoleFiles:
         """Read the files of a folder."""
         paths = sorted(path for path in folder.rglob("*") if path.suffix in MEDIA_TYPES)
-        contents = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+        contents = _joined({path.relative_to(folder).as_posix(): path.read_bytes() for path in paths})
         hashed = hashlib.sha256()
         for name, body in contents.items():
             hashed.update(b"%b %d\n%b" % (name.encode(), len(body), body))
@@ -81,6 +87,14 @@ class ConsoleFiles:
         page = contents.pop(INDEX).replace(PLACEHOLDER, digest.encode())
         others = {name: ConsoleFile.of(name, body) for name, body in contents.items()}
         return cls(digest, ConsoleFile.of(INDEX, page), others)
+
+
+def _joined(contents: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the files with the modules of the first screen in one."""
+    modules = {name: body.decode() for name, body in contents.items() if name.endswith(".js")}
+    joined = join_modules(modules, ENTRY, JOINED, apart=[ASKS_FIRST])
+    others = {name: body for name, body in contents.items() if name not in modules}
+    return others | {name: text.encode() for name, text in sorted(joined.items())}
 
 
 @cache

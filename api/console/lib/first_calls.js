@@ -100,6 +100,14 @@ export function sentBefore(path, half) {
   return first?.half === half && Date.now() - first.at < KEPT ? first.answer : undefined;
 }
 
+/** @type {Promise<unknown>} */
+let shownFirst = Promise.resolve();
+
+/** When the answer has arrived that most of the first screen shows. */
+export function firstAnswer() {
+  return shownFirst;
+}
+
 /** Its whole content, so that nobody waits for it later. @param {Response} response */
 async function complete(response) {
   return response.ok ? new Response(await response.arrayBuffer(), response) : response;
@@ -109,22 +117,29 @@ async function complete(response) {
 function sendFirst(half) {
   const { parts, query } = readAddress(location.hash);
   const [screen = "jobs", id = ""] = parts;
-  /** @type {(string | null)[]} */
-  const paths = ["/v1/me"];
-  if (screen === "jobs") {
-    const parameters = parametersOf(query);
-    paths.push(`/v1/jobs?${parameters}`, countsPath(parameters));
-  } else if (screen === "runs" && id) {
-    paths.push(jobPath(id), eventsPath(id, 0));
-    const { from, until } = shownSteps(query);
-    if (id.startsWith("ftjob-") && !query.get("tab")) paths.push(metricsPath(id, from, until));
-    import("../screens/run.js").catch(() => {}); // who opens it says what is wrong
-  }
-  for (const path of paths) {
-    if (!path) continue;
-    const answer = fetchAs(path, half).then(complete);
+  /** @param {string} path @param {Promise<unknown>} [before] its answer is waited for */
+  const send = (path, before) => {
+    const answer = (before ? before.then(() => {}, () => {}).then(() => fetchAs(path, half)) : fetchAs(path, half)).then(complete);
     answer.catch(() => {});
     sent.set(path, { answer, half, at: Date.now() });
+    return answer;
+  };
+  if (screen === "jobs") {
+    const parameters = parametersOf(query);
+    const counts = countsPath(parameters);
+    const list = send(`/v1/jobs?${parameters}`);
+    shownFirst = list;
+    send("/v1/me");
+    if (counts) send(counts, list); // the API counts while the rows are drawn, and not while it reads them
+    return;
+  }
+  send("/v1/me");
+  if (screen === "runs" && id) {
+    send(jobPath(id));
+    send(eventsPath(id, 0));
+    const { from, until } = shownSteps(query);
+    if (id.startsWith("ftjob-") && !query.get("tab")) send(metricsPath(id, from, until));
+    import("../screens/run.js").catch(() => {}); // who opens it says what is wrong
   }
 }
 

@@ -19,7 +19,7 @@ const MOST_CHOSEN = 20;
 /** Rows in the document above and below those in view; beyond them is empty space of the same height. At first only what is in view is drawn. */
 const MARGIN = 20;
 /** By how many rows the view moves until others are drawn: the fewer, the shorter is each time. */
-const MOVED = 8;
+const MOVED = 4;
 /** Heights of a row and of a card, as in the style sheet. */
 const ROW = 56;
 const CARD = 116;
@@ -162,25 +162,26 @@ export function Jobs() {
   const height = phone.matches ? CARD : ROW;
   const inView = Math.ceil(innerHeight / height);
   const [{ first, end }, setDrawn] = useState({ first: 0, end: inView });
-  const rowOf = useRows();
+  const rowOf = useRows(query);
 
   const latest = useRef(more);
   latest.current = more;
+  const look = useRef(() => {});
   useEffect(() => {
-    const look = () => {
+    look.current = () => {
       const seen = Math.max(0, Math.floor(-(body.current?.getBoundingClientRect().top ?? 0) / height));
       const now = { first: Math.max(0, seen - MARGIN), end: seen + inView + MARGIN };
       setDrawn((old) => (Math.abs(old.first - now.first) >= MOVED || Math.abs(old.end - now.end) >= MOVED || (now.first === 0 && old.first !== 0) ? now : old));
       if (document.documentElement.scrollHeight - scrollY - innerHeight < 1200) void latest.current();
     };
-    look();
-    addEventListener("scroll", look, { passive: true });
-    addEventListener("resize", look);
+    addEventListener("scroll", look.current, { passive: true });
+    addEventListener("resize", look.current);
     return () => {
-      removeEventListener("scroll", look);
-      removeEventListener("resize", look);
+      removeEventListener("scroll", look.current);
+      removeEventListener("resize", look.current);
     };
-  }, [rows.length, hasMore, height, inView]);
+  }, [height, inView]);
+  useEffect(() => whenIdle(() => look.current()), [rows.length, hasMore, height, inView]); // the rows in view are painted first
   useRowKeys("tbody a.name");
   useEffect(() => {
     /** @param {KeyboardEvent} event */
@@ -195,7 +196,7 @@ export function Jobs() {
 
   const drawn = rows.slice(first, end);
   const isFiltered = [...query.keys()].some((key) => key !== "chosen" && query.get(key));
-  const chosen = (query.get("chosen") || "").split(",").filter(Boolean);
+  const chosen = chosenIn(query);
   const isOld = connection.value.state === "stale" || list.failures >= 3;
   return html`<div class="head"><h1>Jobs</h1>
       <a class="button primary" href="#/new">New run</a>${h(CopyAs, copies(parameters))}</div>
@@ -211,11 +212,25 @@ export function Jobs() {
         <thead><tr aria-rowindex="1">${["Job", "State", "Progress", "Loss", "Base", "Alias", "By", "Started", "Took"].map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr></thead>
         <tbody ref=${body}>
           ${first > 0 && html`<tr key="above" aria-hidden="true" class="space" style=${{ height: `${first * height}px` }}></tr>`}
-          ${drawn.map((job, index) => rowOf(job, first + index + 2, chosen))}
+          ${drawn.map((job, index) => rowOf(job, first + index + 2))}
           ${rows.length > end && html`<tr key="below" aria-hidden="true" class="space" style=${{ height: `${(rows.length - end) * height}px` }}></tr>`}
         </tbody></table>
         ${chosen.length > 0 && h(Chosen, { chosen })}
         <p class="faint end">${hasMore ? "Loading more…" : `${rows.length} ${rows.length === 1 ? "job" : "jobs"}`}</p>`}`;
+}
+
+/**
+ * Act when the page has nothing else to do, soon after it was painted.
+ * @param {() => void} act
+ * @returns {() => void} calls it off
+ */
+function whenIdle(act) {
+  if (!globalThis.requestIdleCallback) { // Safari
+    const timer = setTimeout(act, 50);
+    return () => clearTimeout(timer);
+  }
+  const idle = requestIdleCallback(act, { timeout: 200 });
+  return () => cancelIdleCallback(idle);
 }
 
 /** What can be done with the chosen jobs. @param {{chosen: string[]}} props */
@@ -225,24 +240,38 @@ function Chosen({ chosen }) {
     <button type="button" onClick=${() => change({ chosen: "" }, { replace: true })}>Clear</button></div>`;
 }
 
+/** Jobs that the address names as chosen. @param {URLSearchParams} query */
+function chosenIn(query) {
+  return (query.get("chosen") || "").split(",").filter(Boolean);
+}
+
 /**
- * Rows that are drawn once for as long as their jobs stay as they are: Preact skips a row that it was given before. That of a running job,
- * whose duration grows, serves for some seconds.
+ * Rows that are drawn once for as long as their jobs and the address stay as they are: Preact skips a row that it was given before. That of
+ * a running job, whose duration grows, serves for some seconds.
+ * @param {URLSearchParams} query
  */
-function useRows() {
-  const drawn = useRef({ chosen: "", rows: new WeakMap() });
-  return (/** @type {any} */ job, /** @type {number} */ index, /** @type {string[]} */ chosen) => {
-    if (drawn.current.chosen !== chosen.join()) drawn.current = { chosen: chosen.join(), rows: new WeakMap() };
-    const old = drawn.current.rows.get(job);
+function useRows(query) {
+  const text = query.toString();
+  const drawn = useRef(/** @type {{text: string | null, around: Around, rows: WeakMap<any, any>}} */ ({ text: null, around: { chosen: [], filters: {} }, rows: new WeakMap() }));
+  if (drawn.current.text !== text) drawn.current = { text, around: { chosen: chosenIn(query), filters: Object.fromEntries(query) }, rows: new WeakMap() };
+  const { around, rows } = drawn.current;
+  return (/** @type {any} */ job, /** @type {number} */ index) => {
+    const old = rows.get(job);
     if (old?.index === index && (job.state !== "running" || Date.now() - old.at < RUNNING_SHOWN)) return old.row;
-    const row = h(Row, { key: job.id, job, index, chosen });
-    drawn.current.rows.set(job, { index, row, at: Date.now() });
+    const row = h(Row, { key: job.id, job, index, around });
+    rows.set(job, { index, row, at: Date.now() });
     return row;
   };
 }
 
-/** @param {{job: any, index: number, chosen: string[]}} props */
-function Row({ job, index, chosen }) {
+/** @typedef {{chosen: string[], filters: Record<string, string>}} Around what the address says of all rows */
+
+/**
+ * A row. Parts without a state of their own are functions that it calls, and no components, which would take twice as long.
+ * @param {{job: any, index: number, around: Around}} props
+ */
+function Row({ job, index, around }) {
+  const { chosen, filters } = around;
   const target = to(["runs", job.id]);
   const name = plain(job.name || job.kind, 80);
   /** @param {MouseEvent} event */
@@ -253,22 +282,22 @@ function Row({ job, index, chosen }) {
   const began = job.started_at || job.created_at;
   // Cells that progress leaves as they are: Preact skips what it was given before.
   const who = useMemo(() => html`<td class="job">${job.kind === "finetune" && html`<input type="checkbox" class="choose" aria-label="Choose ${name} ${tail(job.id)}" checked=${chosen.includes(job.id)} disabled=${chosen.length >= MOST_CHOSEN && !chosen.includes(job.id)}
-      onChange=${() => change({ chosen: (chosen.includes(job.id) ? chosen.filter((id) => id !== job.id) : [...chosen, job.id]).join(",") }, { replace: true })} />`}<a class="name" href=${target}>${name}</a><small title=${job.id}>${job.kind === "finetune" ? "" : `${plain(job.kind)} `}${tail(job.id)}</small></td>`, [job.id, job.kind, name, chosen.join()]);
-  const whence = useMemo(() => html`<td class="base" data-name="base">${h(FilterLink, { name: "base", value: job.base_model })}</td>
-    <td class="alias" data-name="alias">${h(FilterLink, { name: "alias", value: job.alias })}</td>
-    <td class="by" data-name="by">${h(FilterLink, { name: "by", value: job.created_by })}</td>
-    <td class="started">${h(Time, { time: began })}</td>`, [job.base_model, job.alias, job.created_by, began]);
+      onChange=${() => change({ chosen: (chosen.includes(job.id) ? chosen.filter((id) => id !== job.id) : [...chosen, job.id]).join(",") }, { replace: true })} />`}<a class="name" href=${target}>${name}</a><small title=${job.id}>${job.kind === "finetune" ? "" : `${plain(job.kind)} `}${tail(job.id)}</small></td>`, [job.id, job.kind, name, around]);
+  const whence = useMemo(() => html`<td class="base" data-name="base">${filterLink("base", job.base_model, filters)}</td>
+    <td class="alias" data-name="alias">${filterLink("alias", job.alias, filters)}</td>
+    <td class="by" data-name="by">${filterLink("by", job.created_by, filters)}</td>
+    <td class="started">${h(Time, { time: began })}</td>`, [job.base_model, job.alias, job.created_by, began, around]);
   return html`<tr aria-rowindex=${index} onClick=${open} class=${job.state}>
     ${who}
-    <td class="state">${h(Badge, { state: job.state, stage: job.stage })}</td>
-    <td class="doing">${h(Doing, { job })}</td>
+    <td class="state">${Badge({ state: job.state, stage: job.stage })}</td>
+    <td class="doing">${doing(job)}</td>
     <td class="number loss" data-name="loss">${loss(job.train_loss)}</td>
     ${whence}
     <td class="number took" data-name="took">${job.started_at ? duration(between(job.started_at, isDone ? job.finished_at : null)) : "–"}</td></tr>`;
 }
 
-/** What a job does now, waits for, or died of. @param {{job: any}} props */
-function Doing({ job }) {
+/** What a job does now, waits for, or died of. @param {any} job */
+function doing(job) {
   if (job.state === "failed") return html`<code class="reason" title=${plain(job.error?.message, 500)}>${plain(job.error?.code || "failed")}</code>`;
   if (job.state === "queued") {
     const place = job.queue;
@@ -276,18 +305,22 @@ function Doing({ job }) {
     return html`<span title=${plain(place.explanation, 500)}>place ${place.position}${place.estimated_start ? `, starts about ${minute(place.estimated_start)}` : ""}</span>`;
   }
   if (job.state === "running" || job.state === "paused") {
-    return html`${job.total_steps ? h(Progress, { step: job.step, total: job.total_steps, label: `progress of ${plain(job.name, 60)}` }) : html`<span class="faint">starting</span>`}
+    return html`${job.total_steps ? Progress({ step: job.step, total: job.total_steps, label: `progress of ${plain(job.name, 60)}` }) : html`<span class="faint">starting</span>`}
       ${job.state === "running" && job.eta_seconds ? html`<small>${duration(job.eta_seconds)} left</small>` : ""}`;
   }
   if (job.state === "succeeded") return html`<span class="faint">${job.alias_moved ? `${plain(job.alias, 40)} points to it` : job.adapter_id ? "adapter stored" : "done"}</span>`;
   return html`<span class="faint">–</span>`;
 }
 
-/** @param {{name: string, value: string | null}} props */
-function FilterLink({ name, value }) {
+/**
+ * A value that leads to the jobs that have it.
+ * @param {string} name
+ * @param {string | null} value
+ * @param {Record<string, string>} filters of the address
+ */
+function filterLink(name, value, filters) {
   if (!value) return html`<span class="faint">–</span>`;
-  const { query } = address.value;
-  return html`<a class="quiet" href=${to(["jobs"], { ...Object.fromEntries(query), [name]: value })} title="Only jobs with this ${name}: ${plain(value)}">${plain(value, 40)}</a>`;
+  return html`<a class="quiet" href=${to(["jobs"], { ...filters, [name]: value })} title="Only jobs with this ${name}: ${plain(value)}">${plain(value, 40)}</a>`;
 }
 
 /** @param {{query: URLSearchParams}} props */
