@@ -34,7 +34,7 @@ from api.routes.tenants import audit, checkpoint_permissions, overview, quotas, 
 from api.services import Services, make_services
 from api.settings import ApiSettings
 from api.web.auth import require_caller
-from api.web.console_files import console_files
+from api.web.console.files import console_files
 from api.web.exchange import ExchangeMiddleware
 from api.web.fast_path import FastPathMiddleware
 from api.web.known_parameters import KNOWN_PARAMETERS

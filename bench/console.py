@@ -391,7 +391,7 @@ class ConsoleBench:
 
 def all_files_kb() -> float:
     """Return the compressed size of all files of the console."""
-    from api.web.console_files import console_files
+    from api.web.console.files import console_files
 
     files = console_files()
     return sum(len(file.compressed) for file in [files.index, *files.others.values()]) / 1000

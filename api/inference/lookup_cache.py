@@ -87,8 +87,8 @@ class CacheGeneration:
     keys: dict[bytes, Key] = field(default_factory=dict)
     ends: dict[bytes, datetime] = field(default_factory=dict)
     """Expiry of accepted secrets, for those that have one."""
-    sign_ins: dict[bytes, str] = field(default_factory=dict)
-    """Ids of the sign-ins that secrets are halves of."""
+    sign_ins: dict[bytes, AcceptedSecret] = field(default_factory=dict)
+    """The sign-ins that secrets are halves of."""
     accepting: dict[bytes, asyncio.Future[AcceptedSecret]] = field(default_factory=dict)
     """Lookups of secrets that are in flight."""
     destinations: dict[tuple[str, str], Destination] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class LookupCache:
             if accepted.until is not None:
                 cached.ends[digest] = accepted.until
             if accepted.sign_in_id is not None:
-                cached.sign_ins[digest] = accepted.sign_in_id
+                cached.sign_ins[digest] = accepted
             if len(self._accepted) >= MAX_KNOWN_KEYS:
                 # This happens so rarely that keeping an order of use would cost more. Afterwards the next lookup of
                 # each key counts as the lookup of an unknown key.
@@ -156,9 +156,15 @@ class LookupCache:
         if (until := cached.ends.get(digest)) is not None and now >= until.timestamp():
             raise expired(key, until) if isinstance(secret, str) else sign_in_ended()
         self._used[key.id] = now
-        if (sign_in_id := cached.sign_ins.get(digest)) is not None:
-            self._used[sign_in_id] = now
+        if (sign_in := cached.sign_ins.get(digest)) is not None and sign_in.sign_in_id:
+            self._used[sign_in.sign_in_id] = now
         return key
+
+    async def sign_in_end(self, halves: SignInHalves) -> datetime | None:
+        """Return when a sign-in that :meth:`authenticate` has accepted ends even if it is used."""
+        cached, digest = await self._current(), _digest(halves)
+        accepted = cached.sign_ins.get(digest) or await self._shared_acceptance(cached, digest, halves)
+        return accepted.sign_in_ends
 
     def known_key(self, secret: Secret) -> Key | None:
         """Return the key of a secret, or None if the caller must wait for :meth:`authenticate`."""
@@ -173,8 +179,8 @@ class LookupCache:
         if (until := self._cached.ends.get(digest)) is not None and now >= until.timestamp():
             return None
         self._used[key.id] = now
-        if (sign_in_id := self._cached.sign_ins.get(digest)) is not None:
-            self._used[sign_in_id] = now
+        if (sign_in := self._cached.sign_ins.get(digest)) is not None and sign_in.sign_in_id:
+            self._used[sign_in.sign_in_id] = now
         return key
 
     async def recheck(self, secret: Secret) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response, status
 
 from api.errors import error_response
-from api.web.console_files import HEADERS, UNDER_THE_DIGEST, ConsoleFile, console_files
+from api.web.console.files import HEADERS, UNDER_THE_DIGEST, ConsoleFile, console_files
 from api.web.etags import is_known
 from api.web.response_headers import accepts_gzip
 from shared.errors import Code, NotFound

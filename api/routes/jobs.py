@@ -25,7 +25,7 @@ from api.submission import (
     submit_rows,
 )
 from api.web.auth import TRAINER, CallerDep
-from api.web.params import NO_NUL, After, Id, IdempotencyKey, Limit, Page, WholeList, page_of
+from api.web.params import NO_NUL, After, Id, IdempotencyKey, Limit, Page, WholeList
 from api.web.tenant_rates import PLAN_LIMIT
 from api.web.tenant_view import TenantViewDep
 from shared.contract.contracts import FineTuneContract, ImportContract, MergeContract
@@ -366,11 +366,10 @@ def count_jobs(
     return WholeList(data=[StateCount(state=state, jobs=counts[state]) for state in JobState if state in counts])
 
 
-@router.get("/jobs", responses=NOT_CHANGED)
+@router.get("/jobs", response_model=Page[PlacedJob] | Page[PlacedSummary], responses=NOT_CHANGED)
 def list_jobs(
     services: ServicesDep,
     view: TenantViewDep,
-    response: Response,
     which: WhichJobs,
     after: After = None,
     limit: Limit = 20,
@@ -381,7 +380,7 @@ def list_jobs(
         Literal["full", "summary"],
         Query(alias="view", description="`summary`: about 500 bytes per job, without contract, plan and result."),
     ] = "full",
-) -> Page[PlacedJob] | Page[PlacedSummary]:
+) -> Response:
     """Jobs of every kind, newest first. Sample answers are left out; `GET /v1/jobs/{job_id}` has them.
 
     Poll it with If-None-Match: while no job of the page has changed, the answer is a 304 without a body.
@@ -390,13 +389,19 @@ def list_jobs(
     if shape == "summary":
         summaries = view.jobs.summaries(which, after=after, limit=limit)
         places = services.queue_places.of_all(summaries)
-        response.headers["ETag"] = page_etag(summaries, places)
-        return page_of([PlacedSummary(**dict(job), queue=places[job.id]) for job in summaries], limit)
+        rows = [PlacedSummary.model_construct(**dict(job), queue=places[job.id]) for job in summaries[:limit]]
+        page = Page[PlacedSummary].model_construct(data=rows, has_more=len(summaries) > limit)
+        return _rendered(page, page_etag(summaries, places))
     jobs = view.jobs.list(which, after=after, limit=limit)
     places = services.queue_places.of_all(jobs)
-    response.headers["ETag"] = page_etag(jobs, places)
     shown = [dict(job) | {"result": without_samples(job.result)} for job in jobs]
-    return page_of([PlacedJob(**job, queue=places[job["id"]]) for job in shown], limit)
+    placed = [PlacedJob(**job, queue=places[job["id"]]) for job in shown[:limit]]
+    return _rendered(Page[PlacedJob](data=placed, has_more=len(shown) > limit), page_etag(jobs, places))
+
+
+def _rendered(page: BaseModel, etag: str) -> Response:
+    """Return a page as JSON. FastAPI would validate it again, as a page of either kind."""
+    return Response(page.model_dump_json(by_alias=True), media_type="application/json", headers={"ETag": etag})
 
 
 @router.get("/jobs/{job_id}", response_model=JobAnswer, responses=NOT_CHANGED)

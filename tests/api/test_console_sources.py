@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from api.web.console_files import console_files
+from api.web.console.files import console_files
 
 CONSOLE = Path(__file__).resolve().parents[2] / "api" / "console"
 SCRIPTS = {

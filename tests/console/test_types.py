@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from api.web.console_files import FOLDER
+from api.web.console.files import FOLDER
 from tests.system.fetched import CONSOLE, console_programs
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]

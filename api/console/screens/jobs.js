@@ -267,7 +267,7 @@ function useRows(query) {
 /** @typedef {{chosen: string[], filters: Record<string, string>}} Around what the address says of all rows */
 
 /**
- * A row. Parts without a state of their own are functions that it calls, and no components, which would take twice as long.
+ * A row. Its parts without a state of their own are functions that it calls: a component costs more than what it draws here.
  * @param {{job: any, index: number, around: Around}} props
  */
 function Row({ job, index, around }) {

@@ -38,12 +38,12 @@ class CallerNow(BaseModel):
 
 
 @router.get("")
-def me(request: Request, services: ServicesDep, caller: CallerDep) -> CallerNow:
+async def me(request: Request, services: ServicesDep, caller: CallerDep) -> CallerNow:
     """The caller: name, tenant, role, and how long its key or sign-in is valid."""
     authenticated: Authenticated = request.scope[AUTHENTICATED]
     key, ends = caller.key, [caller.key.expires_at]
     if not isinstance(authenticated.secret, str):
-        ends.append(services.sign_ins.get(authenticated.secret).expires_at)
+        ends.append(await services.lookup.sign_in_end(authenticated.secret))
     return CallerNow(
         name=key.name,
         kind="key" if key.subject is None else "person",

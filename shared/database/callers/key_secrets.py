@@ -22,11 +22,13 @@ class AcceptedSecret(NamedTuple):
 
     Attributes:
         sign_in_id: the sign-in, if the secret consists of its two halves (`shared/database/callers/sign_ins.py`).
+        sign_in_ends: when the sign-in ends even if it is used.
     """
 
     key: Key
     until: datetime | None
     sign_in_id: str | None = None
+    sign_in_ends: datetime | None = None
 
 
 def new_secret() -> str:

@@ -211,7 +211,7 @@ class SignIns:
         """
         with self._db.read() as session:
             row, key_row, until = self._by_halves(session, halves)
-            return AcceptedSecret(Key.model_validate(key_row), until, row.id)
+            return AcceptedSecret(Key.model_validate(key_row), until, row.id, row.expires_at)
 
     def get(self, halves: SignInHalves) -> SignIn:
         """Return the sign-in that both halves belong to.

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from api.main import create_app
 from api.services import make_services
 from api.settings import ApiSettings
-from api.web.console_files import console_files
+from api.web.console.files import console_files
 from tests.support.doubles import FakeJobQueue
 
 STRICT = (

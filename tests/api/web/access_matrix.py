@@ -12,7 +12,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from api.web.console_files import console_files
+from api.web.console.files import console_files
 from shared.database.records import new_id
 from shared.database.tenancy import Role
 from tests.support.builders import BASE

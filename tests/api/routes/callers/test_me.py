@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from api.main import VERSION
+from shared.database.callers.sign_ins import SignIns
 from shared.database.tenancy import SHARED, Role
 from tests.support.sign_ins import CHALLENGE, signed_in_headers
 
@@ -42,3 +44,16 @@ def test_sign_in_ends_before_its_key(app: FastAPI, client: TestClient) -> None:
     del client.headers["Authorization"]
     told = client.get("/v1/me", headers=signed_in_headers(answer)).json()
     assert (told["name"], told["expires_at"]) == ("test", answer.json()["expires_at"])
+
+
+def test_end_of_a_sign_in_is_not_read_again(app: FastAPI, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page of the console begins with this request, while it reads the list."""
+    answer = client.post("/v1/sign_ins", json={"challenge": CHALLENGE})
+    del client.headers["Authorization"]
+
+    def read_again(*_: object) -> None:
+        raise AssertionError("the sign-in was read besides its key")
+
+    monkeypatch.setattr(SignIns, "get", read_again)
+    told = client.get("/v1/me", headers=signed_in_headers(answer)).json()
+    assert told["expires_at"] == answer.json()["expires_at"]

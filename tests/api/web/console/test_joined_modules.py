@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from api.web.joined_modules import join_modules
+from api.web.console.joined_modules import join_modules
 
-NODE = shutil.which("node")
 MODULES = {
     "vendor/tiny.js": "var a=1,b=2;export default function(s){return s+a}export{a as one,b as two,b as second};",
     "vendor/more.js": 'import{one as o}from"./tiny.js";var a=o+2,c=a;export{c as three};export{two}from"./tiny.js";',
@@ -57,9 +56,10 @@ def test_text_is_that_of_the_module_but_for_its_statements() -> None:
     assert joined()["screens/other.js"].count("\n") == MODULES["screens/other.js"].count("\n")
 
 
-@pytest.mark.skipif(NODE is None, reason="Node is not installed")
 def test_joined_modules_give_what_single_ones_give(tmp_path: Path) -> None:
     """As a browser runs them: each module once, also for those that come later."""
+    node = shutil.which("node")
+    assert node, "node runs the console's modules (Debian: apt-get install nodejs)"
     printed = []
     for name, modules, entry in (("single", MODULES, "main.js"), ("joined", joined(), "all.js")):
         for path, text in modules.items():
@@ -70,7 +70,7 @@ def test_joined_modules_give_what_single_ones_give(tmp_path: Path) -> None:
             f'const all = await import("./{entry}"); const {"{"} total, other {"}"} = all.$main ?? all;\n'
             "console.log(JSON.stringify([total, await other()]));"
         )
-        run = subprocess.run([str(NODE), "run.js"], cwd=tmp_path / name, capture_output=True, text=True, check=True)
+        run = subprocess.run([node, "run.js"], cwd=tmp_path / name, capture_output=True, text=True, check=True)
         printed.append(json.loads(run.stdout))
     assert printed[0] == printed[1] == [10, [["sum"], 0.5, True, 3]]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from api.web.console_files import FOLDER, ConsoleFiles, console_files
+from api.web.console.files import FOLDER, ConsoleFiles, console_files
 
 SCRIPTS = {"app.js": 'import { a } from "./lib/a.js";\n', "lib/a.js": "export const a = 1;\n", "lib/first_calls.js": ""}
 """The least that is joined."""
@@ -44,7 +44,7 @@ def test_digest_changes_with_each_content_and_name(tmp_path: Path) -> None:
 def test_digest_is_that_of_what_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another way of joining the same sources is another release for a browser, which keeps files for a year."""
     before = ConsoleFiles.read(written(tmp_path)).digest
-    monkeypatch.setattr("api.web.console_files.join_modules", lambda modules, *_, **__: modules)
+    monkeypatch.setattr("api.web.console.files.join_modules", lambda modules, *_, **__: modules)
     assert ConsoleFiles.read(tmp_path).digest != before
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from api.web.joined_modules import join_modules
+from api.web.console.joined_modules import join_modules
 
-FOLDER = Path(__file__).parents[1] / "console"
+FOLDER = Path(__file__).parents[2] / "console"
 INDEX = "index.html"
 ENTRY, JOINED, ASKS_FIRST = "app.js", "first_screen.js", "lib/first_calls.js"
 """Module with which the page begins; the file in which it is sent, with all that it needs; and the module that does not
