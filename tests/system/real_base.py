@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.standalone.stack import Stack, running_stack
-from tests.support.smollm2 import smollm2_folder
+from tests.support.smollm2 import smollm2_gguf
 from tests.system.loop import Installation, mens
 
 REAL = "smollm2"
@@ -16,8 +16,9 @@ SECONDS = 1200.0
 
 
 def add_base(home: Path) -> None:
-    """Add SmolLM2 to the catalogue of an installation, by the command line."""
-    mens("base", "add", REAL, str(smollm2_folder()), home=home, timeout=300).check_returncode()
+    """Add SmolLM2 to the catalogue of an installation as a user does: its GGUF file, by the command line."""
+    done = mens("base", "add", REAL, str(smollm2_gguf()), home=home, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @contextmanager

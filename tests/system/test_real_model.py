@@ -21,11 +21,11 @@ from shared.settings import Settings
 from tests.support.smollm2 import smollm2_folder
 from tests.support.waiting import eventually
 from tests.system.loop import ROOT, Installation, mens
-from tests.system.real_base import REAL, add_base, finish, real_installation
+from tests.system.real_base import REAL, SECONDS, add_base, finish, real_installation
 from worker.training.lineage import GIT_SHA_VARIABLE, git_sha
 
 QUESTION = "What is the capital of France?"
-TRAINING_ROWS, HELD_OUT_ROWS = 64, 8
+TRAINING_ROWS, HELD_OUT_ROWS, SAMPLES = 64, 8, 4
 FIELDS = {"service", "problem", "since", "city"}
 SHIFT_NATS = 1e-4
 TWIN_SHIFT_NATS = 0.1
@@ -42,8 +42,12 @@ def tickets(name: str, count: int) -> bytes:
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """An installation that serves SmolLM2 and nothing else."""
     commit = {GIT_SHA_VARIABLE: sha} if (sha := git_sha(os.environ)) else {}
-    with real_installation(tmp_path_factory.mktemp("real"), **commit) as installation:
+    settings = commit | {"MENS_SAMPLE_ANSWERS": str(SAMPLES)}
+    with real_installation(tmp_path_factory.mktemp("real"), **settings) as installation:
         yield installation
+
+
+EXEC = {"epochs": 1, "batch_size": 4, "grad_accum": 1, "learning_rate": 6e-4, "checkpoint_every": 6}
 
 
 def submit(installation: Installation, rows: int = TRAINING_ROWS, **sections: dict[str, Any]) -> str:
@@ -57,7 +61,7 @@ def submit(installation: Installation, rows: int = TRAINING_ROWS, **sections: di
             ),
         },
         "quant": {"base": "none"},
-        "exec": {"epochs": 1, "batch_size": 4, "grad_accum": 1, "learning_rate": 6e-4, "checkpoint_every": 6},
+        "exec": EXEC,
         "artifact": {"alias": "tickets"},
     }
     for name, fields in sections.items():
@@ -67,9 +71,23 @@ def submit(installation: Installation, rows: int = TRAINING_ROWS, **sections: di
 
 
 @pytest.fixture(scope="module")
-def tuned(real: Installation) -> dict[str, Any]:
-    """A finished job over the base in float32, with an alias."""
-    return finish(real, submit(real))
+def said(real: Installation, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What `mens train` prints for the job that `tuned` is: tickets over the base in float32, with an alias."""
+    folder = tmp_path_factory.mktemp("rows")
+    rows, held_out = folder / "tickets.jsonl", folder / "held-out.jsonl"
+    rows.write_bytes(tickets("tickets.jsonl", TRAINING_ROWS))
+    held_out.write_bytes(tickets("tickets.heldout.jsonl", HELD_OUT_ROWS))
+    values = {"model": REAL, "validation": held_out, "alias": "tickets", "quant": "none"} | EXEC
+    options = [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    done = mens("train", str(rows), *options, home=real.stack.home, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def tuned(real: Installation, said: str) -> dict[str, Any]:
+    """The finished job of the command."""
+    return real.job(said.partition("created ")[2].partition(":")[0])
 
 
 def export(installation: Installation, adapter: str, folder: Path) -> Path:
@@ -123,7 +141,7 @@ def test_reported_loss_is_that_of_transformers_and_peft(
     assert evaluation["rows"] == HELD_OUT_ROWS
     adapter = export(real, tuned["result"]["adapter_id"], tmp_path / "peft")
     base, own = independent_loss(smollm2_folder(), None), independent_loss(smollm2_folder(), adapter)
-    for measured in filter(None, (evaluation, evaluation.get("served"))):
+    for measured in (evaluation, evaluation["served"]):
         assert measured["loss"]["base"] == pytest.approx(base, rel=0.02)
         assert measured["loss"]["tuned"] == pytest.approx(own, rel=0.02)
     assert own < base / 3
@@ -140,6 +158,14 @@ def test_served_base_is_the_one_that_was_trained(real: Installation, tuned: dict
 
 def test_tuned_model_answers_in_the_trained_form(real: Installation, tuned: dict[str, Any]) -> None:
     assert answers_a_ticket(real, "tickets")
+
+
+def test_chat_prints_the_answer_of_the_tuned_model(real: Installation, tuned: dict[str, Any]) -> None:
+    system, user, _ = json.loads(tickets("tickets.heldout.jsonl", 1))["messages"]
+    chat = ["chat", "tickets", user["content"], "--system", system["content"], "--max-tokens", "64"]
+    done = mens(*chat, home=real.stack.home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout).keys() == FIELDS
 
 
 @pytest.mark.long  # the same on the tiny base: tests/system/test_evals.py
