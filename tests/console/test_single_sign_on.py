@@ -145,7 +145,8 @@ def test_key_signs_in_while_the_provider_is_away_and_no_answer_counts_after_it(c
         # A late refusal of an earlier sign-in does not end the one of now.
         page.route(lambda url: url.endswith("?late"), lambda route: route.fulfill(status=401, json={}))
         kept = page.evaluate("""async () => {
-          const { call } = await import(document.querySelector("link[href$='/lib/client.js']").href);
+          const { $lib_client } = await import(document.querySelector("script[src$='/first_screen.js']").src);
+          const { call } = $lib_client;
           const half = localStorage.getItem("mens.sign_in");
           localStorage.setItem("mens.sign_in", "e".repeat(64));
           const late = call("/v1/me?late").catch((error) => error.status);
