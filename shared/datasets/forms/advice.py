@@ -55,16 +55,18 @@ class Advice:
 
 
 def advise(path: Path, bad_lines: int, forms: Mapping[str, int]) -> Advice | None:
-    """Return advice on a file with bad lines; None if its form is unknown.
+    """Return advice on a file with bad lines; None if it has none, or its form is unknown.
 
     Args:
         bad_lines: number of its lines that are not rows.
         forms: number of these lines by their form.
     """
+    if not bad_lines:
+        return None
     advice = _advise_on_form(path, bad_lines, forms)
     # A remedy of a form's own, as that of preferences, says more than the file's columns.
     is_plain = advice.remedy in (_CONVERT_IT, _NAME_COLUMNS) if advice else _begins_with_foreign_row(path)
-    if not bad_lines or not is_plain or not (info := dataset_info_of(path)):
+    if not is_plain or not (info := dataset_info_of(path)):
         return advice
     finding = advice.finding if advice else "has rows with names that Mens does not know"
     remedy = (
@@ -151,14 +153,14 @@ def _walk(path: Path, depth: int) -> Iterator[Path]:
 
 
 def _advise_on_form(path: Path, bad_lines: int, forms: Mapping[str, int]) -> Advice | None:
-    file_form = recognise_file(path) if bad_lines else FileForm.JSON_LINES
+    file_form = recognise_file(path)
     if file_form is not FileForm.JSON_LINES:
         key = wrapper_in(path) if file_form is FileForm.JSON_WRAPPED else ""
         finding = HINTS[file_form] + (f": the rows are in its list `{key}`" if key else "")
         return Advice(finding, REMEDIES.get(file_form, _CONVERT_IT))
     name, rows = max(forms.items(), key=lambda item: item[1], default=("", 0))
     if rows < max(1, COMMON * bad_lines):
-        return _advise_on_names(path) if bad_lines and not forms else None
+        return _advise_on_names(path) if not forms else None
     form = RowForm(name)
     return Advice(f"has {rows} row{'s' * (rows != 1)} in {DESCRIPTIONS[form]}", _REMEDIES.get(form, _CONVERT_IT))
 

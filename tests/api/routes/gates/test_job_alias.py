@@ -56,7 +56,8 @@ def told(client: TestClient, body: dict[str, Any], **artifact: Any) -> list[tupl
     job = client.post("/v1/jobs", json=body | {"contract": contract}).json()
     events = client.get(f"/v1/jobs/{job['id']}", params={"after": "0"}).json()["events"]
     notes = client.get(f"/v1/jobs/{job['id']}/preflight").json()["notes"]
-    said = [(event["level"], event["message"]) for event in events[1:]]
+    events = [event for event in events[1:] if "--replay" not in event["message"]]
+    said = [(event["level"], event["message"]) for event in events]
     assert all(message in notes for _, message in said)
     assert client.post("/v1/plans", json={"contract": contract}).json()["preflight"]["notes"] == notes
     return said
