@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from shared.database.callers.key_secrets import AcceptedSecret
 from shared.database.callers.keys import Keys
 from shared.database.connection import Database
 from shared.database.tenancy import KeyLimits, Role
@@ -46,8 +47,8 @@ def test_rotated_key_has_both_secrets_until_the_overlap_ends(keys: Keys, clock: 
     rotated, new = keys.rotate(key.id, 60)
     assert rotated == key.model_copy(update={"previous_secret_until": clock.now + timedelta(seconds=60)})
     assert new != old
-    assert keys.accept(old) == (rotated, rotated.previous_secret_until, None)
-    assert keys.accept(new) == (rotated, None, None)
+    assert keys.accept(old) == AcceptedSecret(rotated, rotated.previous_secret_until)
+    assert keys.accept(new) == AcceptedSecret(rotated, None)
     clock.advance(60)
     with pytest.raises(Unauthenticated) as ended:
         keys.authenticate(old)

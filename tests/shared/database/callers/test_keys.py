@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from sqlalchemy import text
 
 from shared.database.callers.key_records import KeyChange
+from shared.database.callers.key_secrets import AcceptedSecret
 from shared.database.callers.keys import Keys
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
@@ -37,7 +38,7 @@ def test_key_of_the_previous_release_is_an_admin_of_shared(keys: Keys, database:
         columns = "id, name, secret_sha256, created_at"
         session.execute(text(f"INSERT INTO api_keys ({columns}) VALUES ('key-0', 'old', '{'0' * 64}', 1)"))
     [key] = keys.all()
-    assert (key.tenant, key.role, key.requests_per_minute) == (SHARED, Role.ADMIN, None)
+    assert (key.tenant, key.role, key.requests_per_minute) == AcceptedSecret(SHARED, Role.ADMIN)
 
 
 @pytest.mark.parametrize("field", ["requests_per_minute", "concurrent_requests"])
@@ -173,7 +174,7 @@ def test_key_expires_and_lives_on_with_a_later_expiry(keys: Keys, clock: Clock) 
     assert keys.authenticate(secret).id == key.id
     changed = keys.change(key.id, KeyChange(expires_at=None))
     clock.advance(1e6)
-    assert keys.accept(secret) == (changed, None, None)
+    assert keys.accept(secret) == AcceptedSecret(changed, None)
 
 
 def test_expiry_in_the_past_is_refused(keys: Keys, clock: Clock) -> None:
