@@ -1,9 +1,8 @@
-"""Four small data sets of a typical kind for fine-tuning, made on any Debian machine: ``python -m bench.small_sets
+"""Three small data sets of a typical kind for fine-tuning, made on any Debian machine: ``python -m bench.small_sets
 FOLDER``.
 
 - ``packages``: a package's one-line description → its section (real text: ``apt-cache dumpavail``).
 - ``names``: the first line of a docstring → the function's name (real text: Python's standard library).
-- ``maintainers``: a package's maintainer → JSON with name and address (real text: ``apt-cache dumpavail``).
 - ``expenses``: a sentence on an expense → JSON with four fields (made up).
 
 ``replay`` contains general requests with a base's own answers, which ``bench/defaults.py`` uses.
@@ -18,7 +17,7 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 Pair = tuple[str, str]
@@ -52,32 +51,17 @@ GENERAL = (
 """Requests that differ from all of the product's general questions."""
 
 
-def available_packages() -> Iterator[dict[str, str]]:
-    """Yield the fields of each package that the machine's package sources offer."""
-    text = subprocess.run(("apt-cache", "dumpavail"), capture_output=True, text=True, check=True).stdout
-    for record in text.split("\n\n"):
-        yield dict(line.split(": ", 1) for line in record.splitlines() if ": " in line and line[0] != " ")
-
-
 def packages() -> list[Pair]:
     """Return descriptions of packages, evenly from each section."""
+    text = subprocess.run(("apt-cache", "dumpavail"), capture_output=True, text=True, check=True).stdout
     by_section: dict[str, list[Pair]] = {section: [] for section in SECTIONS}
-    for fields in available_packages():
+    for record in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in record.splitlines() if ": " in line and line[0] != " ")
         section, description = fields.get("Section", ""), fields.get("Description", "")
         if section in by_section and section not in description.lower():
             by_section[section].append((f"In which section of Debian is this package? {description}", section))
     even = min(map(len, by_section.values()))
     return [pair for pairs in by_section.values() for pair in pairs[:even]]
-
-
-def maintainers() -> list[Pair]:
-    """Return the distinct maintainers of packages, each with name and address as JSON."""
-    pairs: dict[str, str] = {}
-    for fields in available_packages():
-        if match := re.fullmatch(r"([^<>\"]+?) <([^<>@\s]+@[^<>@\s]+)>", fields.get("Maintainer", "")):
-            value = {"name": match[1], "address": match[2]}
-            pairs[f"Who maintains this package? {match[0]}"] = json.dumps(value, ensure_ascii=False)
-    return list(pairs.items())
 
 
 def names() -> list[Pair]:
@@ -108,12 +92,7 @@ def expenses() -> list[Pair]:
     return list(pairs.items())
 
 
-SETS: dict[str, Callable[[], list[Pair]]] = {
-    "packages": packages,
-    "names": names,
-    "maintainers": maintainers,
-    "expenses": expenses,
-}
+SETS: dict[str, Callable[[], list[Pair]]] = {"packages": packages, "names": names, "expenses": expenses}
 
 
 def write_set(folder: Path, name: str, rows: int, held_out: int) -> None:
