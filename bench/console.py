@@ -49,13 +49,13 @@ CHROMIUM, API = "chromium", " -m api"
 """Substrings of the command lines of processes whose CPU time is measured."""
 ROW, CURVE = "tbody tr a.name", "section canvas"
 SETTLED_MS = 2000
+"""Wait after the first row, in which a page loads the rest."""
 GROWN_MB = 0.4
 """Most by which the scripts of a page may grow with 20,000 changes. A hundred running jobs make 4.3 million changes a day,
 which would add 86 MB at this rate.
 """
 P99_ADDED_MS = 2.0
 """Most by which open pages may delay the first token of one chat in a hundred: a model takes at least ten times as long for it."""
-"""Wait after the first row, in which a page loads the rest."""
 UPDATE_SECONDS = 2.0
 """Seconds between two changes of a running job: the API does not report progress more often."""
 ANSWER_BYTES = 1 << 20
