@@ -249,7 +249,7 @@ def test_file_is_closed_when_its_disk_has_no_room_for_the_last_word(tmp_path, mo
     def emit(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(telemetry, "_tell_failures", emit)
+    monkeypatch.setattr(telemetry, "_report_failures", emit)
     with pytest.raises(OSError, match="No space"), telemetry:
         pass
     assert telemetry._file.closed
