@@ -17,7 +17,7 @@ SECONDS = 1200.0
 
 def add_base(home: Path) -> None:
     """Add SmolLM2 to the catalogue of an installation as a user does: its GGUF file, by the command line."""
-    done = mens("base", "add", REAL, str(smollm2_gguf()), home=home, timeout=300)
+    done = mens("base", "add", REAL, str(smollm2_gguf()), home=home, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
