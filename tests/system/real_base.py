@@ -8,23 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from cli.standalone.stack import Stack, running_stack
-from tests.support.smollm2 import smollm2_gguf
+from tests.support.smollm2 import smollm2_folder, smollm2_gguf
 from tests.system.loop import Installation, mens
 
 REAL = "smollm2"
 SECONDS = 1200.0
 
 
-def add_base(home: Path) -> None:
-    """Add SmolLM2 to the catalogue of an installation as a user does: its GGUF file, by the command line."""
-    done = mens("base", "add", REAL, str(smollm2_gguf()), home=home, timeout=SECONDS)
+def add_base(home: Path, *, from_gguf: bool = False) -> None:
+    """Add SmolLM2 to the catalogue of an installation by the command line: its folder, or its GGUF file, which takes a
+    minute to convert.
+    """
+    source = smollm2_gguf() if from_gguf else smollm2_folder()
+    done = mens("base", "add", REAL, str(source), home=home, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @contextmanager
-def real_installation(home: Path, **environment: str) -> Iterator[Installation]:
+def real_installation(home: Path, *, from_gguf: bool = False, **environment: str) -> Iterator[Installation]:
     """An installation that serves SmolLM2 and nothing else."""
-    add_base(home)
+    add_base(home, from_gguf=from_gguf)
     settings = {"MENS_SAMPLE_ANSWERS": "0", "MENS_PUBLISH_TIMEOUT_SECONDS": "600"}
     with running_stack(Stack(home, REAL, environment=settings | environment)) as stack:
         yield Installation(stack)

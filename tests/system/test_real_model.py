@@ -43,7 +43,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """An installation that serves SmolLM2 and nothing else."""
     commit = {GIT_SHA_VARIABLE: sha} if (sha := git_sha(os.environ)) else {}
     settings = commit | {"MENS_SAMPLE_ANSWERS": str(SAMPLES)}
-    with real_installation(tmp_path_factory.mktemp("real"), **settings) as installation:
+    with real_installation(tmp_path_factory.mktemp("real"), from_gguf=True, **settings) as installation:
         yield installation
 
 
