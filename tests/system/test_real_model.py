@@ -72,7 +72,7 @@ def submit(installation: Installation, rows: int = TRAINING_ROWS, **sections: di
 
 @pytest.fixture(scope="module")
 def said(real: Installation, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What `mens train` prints for the job that `tuned` is: tickets over the base in float32, with an alias."""
+    """Return the output of `mens train` for the job of `tuned`: tickets over the base in float32, with an alias."""
     folder = tmp_path_factory.mktemp("rows")
     rows, held_out = folder / "tickets.jsonl", folder / "held-out.jsonl"
     rows.write_bytes(tickets("tickets.jsonl", TRAINING_ROWS))

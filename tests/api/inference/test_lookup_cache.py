@@ -431,7 +431,7 @@ def test_expiry_is_honoured_from_memory(database: Database, monkeypatch: pytest.
             with pytest.raises(Unauthenticated) as refused:
                 await lookup.authenticate(secret)
             assert refused.value.code == Code.KEY_EXPIRED
-            assert lookup.has_accepted(secret), "it is no guess"
+            assert lookup.has_accepted(secret), "a known secret is not a guess"
         assert lookup.known_key(new), "the new secret of a rotated key does not end"
         assert len(queries.statements) == read
 
