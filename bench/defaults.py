@@ -1,4 +1,4 @@
-"""Effect of the default epochs and learning rates of several trainers on a real base, with three small data sets.
+"""Effect of the default epochs and learning rates of several trainers on a real base, with four small data sets.
 
     python -m bench.defaults BASE_FOLDER WORK_FOLDER [--rows 80] [--only SET:RECIPE ...]
 

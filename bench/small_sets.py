@@ -1,8 +1,10 @@
-"""Three small data sets of a typical kind for fine-tuning, made on any Debian machine: ``python -m bench.small_sets
+"""Four small data sets of a typical kind for fine-tuning, made on any Debian machine: ``python -m bench.small_sets
 FOLDER``.
 
 - ``packages``: a package's one-line description → its section (real text: ``apt-cache dumpavail``).
 - ``names``: the first line of a docstring → the function's name (real text: Python's standard library).
+- ``requirements``: the packages that a package depends on → JSON with their least versions (real text: ``apt-cache
+  dumpavail``).
 - ``expenses``: a sentence on an expense → JSON with four fields (made up).
 
 ``replay`` contains general requests with a base's own answers, which ``bench/defaults.py`` uses.
@@ -17,10 +19,11 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 Pair = tuple[str, str]
+LEAST_VERSION = r"([a-z0-9.+-]+) \(>= ([^)]+)\)"
 SECTIONS = ("games", "fonts", "graphics", "sound", "mail", "science", "editors", "database")
 MAX_WORDS = 16
 MAX_FILES = 400
@@ -51,17 +54,32 @@ GENERAL = (
 """Requests that differ from all of the product's general questions."""
 
 
+def available_packages() -> Iterator[dict[str, str]]:
+    """Yield the one-line fields of each package that the machine's package sources offer."""
+    text = subprocess.run(("apt-cache", "dumpavail"), capture_output=True, text=True, check=True).stdout
+    for record in text.split("\n\n"):
+        yield dict(line.split(": ", 1) for line in record.splitlines() if ": " in line and line[0] != " ")
+
+
 def packages() -> list[Pair]:
     """Return descriptions of packages, evenly from each section."""
-    text = subprocess.run(("apt-cache", "dumpavail"), capture_output=True, text=True, check=True).stdout
     by_section: dict[str, list[Pair]] = {section: [] for section in SECTIONS}
-    for record in text.split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in record.splitlines() if ": " in line and line[0] != " ")
+    for fields in available_packages():
         section, description = fields.get("Section", ""), fields.get("Description", "")
         if section in by_section and section not in description.lower():
             by_section[section].append((f"In which section of Debian is this package? {description}", section))
     even = min(map(len, by_section.values()))
     return [pair for pairs in by_section.values() for pair in pairs[:even]]
+
+
+def requirements() -> list[Pair]:
+    """Return the distinct dependency lines of two packages, each with a least version."""
+    pairs: dict[str, str] = {}
+    for fields in available_packages():
+        line = fields.get("Depends", "")
+        if re.fullmatch(rf"{LEAST_VERSION}, {LEAST_VERSION}", line):
+            pairs[f"Which packages does this package need? {line}"] = json.dumps(dict(re.findall(LEAST_VERSION, line)))
+    return list(pairs.items())
 
 
 def names() -> list[Pair]:
@@ -92,7 +110,12 @@ def expenses() -> list[Pair]:
     return list(pairs.items())
 
 
-SETS: dict[str, Callable[[], list[Pair]]] = {"packages": packages, "names": names, "expenses": expenses}
+SETS: dict[str, Callable[[], list[Pair]]] = {
+    "packages": packages,
+    "names": names,
+    "requirements": requirements,
+    "expenses": expenses,
+}
 
 
 def write_set(folder: Path, name: str, rows: int, held_out: int) -> None:
