@@ -126,6 +126,26 @@ def test_from_a_quarter_on_the_time_left_is_within_a_quarter(clock, kind, rows, 
                 assert eta == pytest.approx(elapsed - at, rel=0.25, abs=0.02 * elapsed)
 
 
+def test_bursts_of_other_work_do_not_decide_the_time_left(clock):
+    """On a shared machine ten steps in fifty take three times as long; the next fifty will be like the last."""
+    seconds = [3.0 if number % 50 < 10 else 1.0 for number in range(400)]
+    pace, elapsed = Pace(PlannedWork.of_equal_steps(len(seconds))), 0.0
+    for done, step in enumerate(seconds, start=1):
+        clock(step)
+        elapsed += step
+        pace.step(done)
+        if len(seconds) / 4 <= done <= 3 * len(seconds) / 4:
+            assert pace.eta_seconds(done) == pytest.approx(sum(seconds) - elapsed, rel=0.25)
+
+
+def test_the_first_validation_is_expected_to_cost_half_of_training_on_its_tokens(clock):
+    pace = Pace(PlannedWork(step_tokens=[100] * 10, pauses=[10], validation_tokens=400))
+    for done in range(1, 11):
+        clock(2)
+        pace.step(done)
+    assert pace.eta_seconds(10) == pytest.approx(400 * 2 / 100 / 2)
+
+
 def test_a_resumed_run_counts_its_own_pauses(clock):
     pace = Pace(PlannedWork(step_tokens=[100] * 30, pauses=[10, 20, 30]))
     for number in range(11, 22):
