@@ -47,7 +47,8 @@ def print_table(
     words; then spare columns are left out, which a note names. If that is not enough, and in a pipe, rows are complete.
 
     Args:
-        header: whether a pipe also gets the columns' names, for tables that people keep.
+        header: whether a pipe also gets the columns' names: tables of results do, because people keep them; lists do not,
+            so that scripts read rows alone.
         spare: columns that a narrow terminal leaves out, the first of them first.
     """
     console, lines = plain_console(), list(rows)

@@ -47,7 +47,7 @@ def print_run(run: Mapping[str, Any], items: Sequence[OutputItem], shown: int = 
         item_scores = [scores(item)[name] for item in items if name in scores(item)]
         mean = f"{sum(item_scores) / len(item_scores):.3f}" if item_scores else ""
         rows.append((name, str(passed), str(criterion["failed"]), rate, interval, mean))
-    print_table(("criterion", "passed", "failed", "rate", "95 %", "mean score"), rows)
+    print_table(("criterion", "passed", "failed", "rate", "95 %", "mean score"), rows, header=True)
     _print_problems(Counter(error for item in items for error in errors(item)))
     failed = worst(items)
     for item in failed[:shown]:
@@ -67,7 +67,8 @@ def print_comparison(
     """Print a comparison; return whether the new model is shown to be not worse by every criterion."""
     comparisons = pairs.comparisons(margin)
     typer.echo(f"new: {new}, old: {old}; compared on the same items, pair by pair")
-    print_table(("criterion", *COLUMNS), [(name, *cells(comparison)) for name, comparison in comparisons.items()])
+    rows = [(name, *cells(comparison)) for name, comparison in comparisons.items()]
+    print_table(("criterion", *COLUMNS), rows, header=True)
     for line in filter(None, (wins_line(name, wins) for name, wins in pairs.win_rates().items())):
         typer.echo(line)
     for line in notes(comparisons, margin, noise_floors):

@@ -214,7 +214,7 @@ def _show(summary: ScorecardSummary, as_json: bool) -> None:
         ]
         for condition in summary.conditions
     ]
-    print_table(columns, rows)
+    print_table(columns, rows, header=True)
 
 
 def _show_cycle(number: int, cycle: dict[str, Any]) -> None:
@@ -232,7 +232,7 @@ def _show_cycle(number: int, cycle: dict[str, Any]) -> None:
         for delta in cycle["deltas"]
     ]
     if rows:
-        print_table(["KPI", "incumbent", "candidate", "delta", "interval", "required", "holds"], rows)
+        print_table(["KPI", "incumbent", "candidate", "delta", "interval", "required", "holds"], rows, header=True)
 
 
 def _commit() -> str | None:

@@ -209,7 +209,7 @@ def _show_one(scores: SuiteScores, kept: Path, *, as_json: bool) -> None:
         )
         for metric in metrics
     ]
-    print_table(("task", "metric", "filter", "items", "value"), rows)
+    print_table(("task", "metric", "filter", "items", "value"), rows, header=True)
     note(f"items and answers are in {kept}; --against MODEL compares two models item by item")
 
 
@@ -240,6 +240,7 @@ def _show_two(
         print_table(
             ("task", "metric", *COLUMNS),
             [(m.task, _name(m), *cells(comparison)) for m, comparison in by_metric.items()],
+            header=True,
         )
         for text in notes({f"{m.task} {_name(m)}": comparison for m, comparison in by_metric.items()}, margin):
             note(text)

@@ -159,7 +159,7 @@ def describe_outcome(record: dict[str, Any]) -> str:
 def print_rows(rows: list[dict[str, Any]]) -> None:
     """Print the gates as a table: the measured value, the required one, and the number of items."""
     print_table(
-        ("gate", "outcome", "effect", "found", "asked", "items", "interval", "measured"),
+        ("gate", "outcome", "effect", "found", "required", "items", "interval", "measured"),
         [
             (
                 row["name"],
@@ -173,6 +173,7 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
             )
             for row in rows
         ],
+        header=True,
     )
 
 

@@ -87,7 +87,8 @@ def test_several_answers_to_an_item_narrow_no_interval(capsys: pytest.CaptureFix
     items = [item(number % 10, float(number % 10 < 8)) for number in range(80)]
     print_run(run(64, 16), items, shown=0)
     # As of ten answers, and not of eighty.
-    interval = capsys.readouterr().out.splitlines()[1].split("\t")[4]
+    header, row = (line.split("\t") for line in capsys.readouterr().out.splitlines()[1:3])
+    interval = dict(zip(header, row, strict=True))["95 %"]
     low, high = map(float, interval.split(" … "))
     assert low < 0.5
     assert high > 0.93

@@ -59,7 +59,7 @@ def run(tmp_path: Path, *arguments: str, task: str = "sums") -> list[str]:
 
 def test_better_model_is_shown_to_be_not_worse(suites: CliInstallation, tmp_path: Path) -> None:
     printed = suites.mens(*run(tmp_path, "--model", "demo@2", "--against", "demo@1"))
-    row = printed.splitlines()[2].split("\t")
+    row = printed.splitlines()[3].split("\t")
     assert row[:6] == ["sums", "acc", "200", "0.500", "1.000", "+0.500"]
     assert row[-1] == "not worse"
     assert "words is not compared: it has no number for each item" in printed
