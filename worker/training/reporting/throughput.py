@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     import torch
 
 RATE_SMOOTHING = 0.2
-COST_WINDOW = 0.5
-"""Share of the steps so far whose durations decide the expected cost of a step. The last ten alone follow each burst of
+LEAST_WINDOW, COST_WINDOW = 8, 0.5
+"""Least number, and share, of the steps so far whose durations decide the expected cost of a step. The last ten alone follow each burst of
 other work on the machine; all of them would never follow a lasting change.
 """
-STEPS_BEFORE_ETA = 8
+FEWEST_MEASURED, MOST_MEASURED = 3, 8
+"""Bounds of the number of steps that are measured before a time left is stated: a quarter of the run."""
 FORWARD_SHARE = 0.5
 """Share of a training step's time per token that a validation is assumed to take until one has been measured (median of
 SmolLM2-135M's runs on a CPU: 0.47).
@@ -100,7 +101,7 @@ class _StepCost:
         if self.steps <= 2:  # the first step is slow: the second one replaces it
             self._tokens, self._seconds = float(tokens), seconds
             return
-        weight = 1 / min(self.steps - 1, max(STEPS_BEFORE_ETA, COST_WINDOW * self.steps))
+        weight = 1 / min(self.steps - 1, max(LEAST_WINDOW, COST_WINDOW * self.steps))
         off, late = tokens - self._tokens, seconds - self._seconds
         self._tokens += weight * off
         self._seconds += weight * late
@@ -163,9 +164,10 @@ class Pace:
 
         None until enough steps are measured; the first ones are slow.
         """
-        if self.steps < STEPS_BEFORE_ETA:
+        total = len(self._work.step_tokens)
+        if self.steps < min(max(total // 4, FEWEST_MEASURED), MOST_MEASURED):
             return None
-        left = len(self._work.step_tokens) - done
+        left = total - done
         tokens = self._tokens_before[-1] - self._tokens_before[done]
         # A step is reported before the pause that follows it.
         began, reached = (bisect_left(self._work.pauses, step) for step in (done - self.steps + 1, done + self._paused))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from shared.contract.sections import AdapterSection
 from shared.preflight.activations import Recompute
 from shared.preflight.training_time import Workload, dense_bf16_peak, workload
 from tests.support.base_configs import QWEN3_8B
-from worker.training.reporting.throughput import STEPS_BEFORE_ETA, MeasuredDevice, Pace, PlannedWork
+from worker.training.reporting.throughput import MeasuredDevice, Pace, PlannedWork
 
 HYBRID = {
     "model_type": "qwen3_5_text",
@@ -52,7 +54,7 @@ def test_pace_and_time_left(clock):
         clock(2)
         assert pace.step(done) == 2
         etas.append(pace.eta_seconds(done))
-    assert etas[: STEPS_BEFORE_ETA - 1] == [None] * (STEPS_BEFORE_ETA - 1)
+    assert etas[:5] == [None, None, None, None, pytest.approx(30.0)]
     assert etas[-1] == pytest.approx(20.0)
     assert pace.steps_per_second == pytest.approx(0.5)
 
@@ -136,6 +138,31 @@ def test_bursts_of_other_work_do_not_decide_the_time_left(clock):
         pace.step(done)
         if len(seconds) / 4 <= done <= 3 * len(seconds) / 4:
             assert pace.eta_seconds(done) == pytest.approx(sum(seconds) - elapsed, rel=0.25)
+
+
+@pytest.mark.parametrize("name", ["tickets", "own_rows"])
+def test_time_left_of_recorded_runs_of_a_real_model(clock, name):
+    """From a quarter of the run on, within a quarter or five seconds of what the run then took, its last checkpoint included."""
+    run = json.loads(Path(__file__).with_name("smollm2_runs.json").read_text())[name]
+    pauses = dict(zip(run["pauses"], run["pause_ended_ms"], strict=True))
+    pace = Pace(PlannedWork(**{key: run[key] for key in ("step_tokens", "pauses", "validation_tokens")}))
+    now, end, checked = 0.0, run["pause_ended_ms"][-1] / 1000, 0
+
+    def reach(milliseconds):
+        nonlocal now
+        clock(milliseconds / 1000 - now)
+        now = milliseconds / 1000
+
+    for step, ended in enumerate(run["step_ended_ms"], start=1):
+        reach(ended)
+        pace.step(step)
+        if now >= end / 4:
+            assert pace.eta_seconds(step) == pytest.approx(end - now, rel=0.25, abs=5)
+            checked += 1
+        if step in pauses:
+            reach(pauses[step])
+            pace.mark()
+    assert checked > len(run["step_tokens"]) / 2
 
 
 def test_the_first_validation_is_expected_to_cost_half_of_training_on_its_tokens(clock):
