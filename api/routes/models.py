@@ -260,6 +260,7 @@ def _card_record(services: Services, view: TenantView, adapter: Adapter, manifes
         metrics=adapter.metrics,
         certificates=adapter.certificates,
         license=base.license if base else None,
+        repository=base.repository_of(manifest.base_digests) if base else None,
         job={"plan": job.plan, "contract": job.contract, "result": job.result}
         if job and job.kind == "finetune"
         else None,

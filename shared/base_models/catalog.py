@@ -9,7 +9,7 @@ Its digest covers the bytes of every file that decides what the model generates:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -133,6 +133,12 @@ class BaseModelEntry(ModelValue):
     def tuned_digest(self) -> str:
         """Digest of the base whose adapters this one serves: its own or, for a twin, that of its original."""
         return digest_json(self.twin_of.digests) if self.twin_of else self.digest
+
+    def repository_of(self, digests: Mapping[str, str]) -> HubSource | None:
+        """Return the hub repository of files with these digests; None if they came from a folder, or if the name has got other
+        files since.
+        """
+        return self.source if isinstance(self.source, HubSource) and self.digests == digests else None
 
 
 class Catalog(ModelValue):

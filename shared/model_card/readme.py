@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shared.artifacts.manifests import AdapterManifest, ParentRef
+from shared.base_models.catalog import HubSource
 from shared.contract.values import describe_arguments
 from shared.hashing import digest_json
 from shared.model_card.common_sections import answers_of_models, attribution, front_matter, heading, limits
@@ -43,6 +44,7 @@ class AdapterRecord(BaseModel):
 
     Attributes:
         license: the base's licence, from the catalogue.
+        repository: the base's hub repository, from the catalogue; None if its files came from elsewhere.
         job: the job that made the adapter: its ``plan``, ``contract`` and ``result``; None if no job of this tenant
             made it.
         certificates: certificates by replica; see docs/certificates.md.
@@ -55,6 +57,7 @@ class AdapterRecord(BaseModel):
     metrics: dict[str, Any]
     certificates: dict[str, Any]
     license: str | None = None
+    repository: HubSource | None = None
     job: dict[str, Any] | None = None
     receipts: tuple[CardReceipt, ...] = ()
     ancestors: tuple[ParentRef, ...] = ()
@@ -63,7 +66,8 @@ class AdapterRecord(BaseModel):
 def write_readme(record: AdapterRecord) -> str:
     """Write the card. The Hugging Face hub reads its front matter."""
     manifest, provenance = record.manifest, record.manifest.provenance
-    base = (provenance and provenance.upstream_model_id) or manifest.base_model
+    repository = record.repository.repo if record.repository else None
+    base = (provenance and provenance.upstream_model_id) or repository or manifest.base_model
     license_class = (provenance and provenance.license_class) or record.license
     parts = [front_matter(base, license_class, manifest.adapter_method.value)]
     parts += [heading(manifest, manifest.step), _base(record)]
@@ -81,6 +85,7 @@ def _base(record: AdapterRecord) -> str:
     manifest, provenance = record.manifest, record.manifest.provenance
     rows = [
         ("name", manifest.base_model),
+        *([("hub repository", f"{hub.repo}, commit {hub.revision}")] if (hub := record.repository) else []),
         ("licence", (provenance and provenance.license_class) or record.license or "not stated"),
         ("SHA-256 of its files' digests", digest_json(manifest.base_digests)),
         ("SHA-256 of its chat template", manifest.template_digest),

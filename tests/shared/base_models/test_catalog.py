@@ -121,6 +121,14 @@ def test_twin_has_its_own_digest_and_its_original_s_adapters(tmp_path: Path) -> 
     assert load_catalog(tmp_path / "catalog.json").get("twin") == twin
 
 
+def test_repository_is_that_of_the_same_files_only() -> None:
+    source = HubSource(repo="Org/Big", revision=COMMIT)
+    hub = BaseModelEntry(name="big", source=source, digests={"a": "1" * 64})
+    assert hub.repository_of({"a": "1" * 64}) == source
+    assert hub.repository_of({"a": "2" * 64}) is None
+    assert base_entry().repository_of(base_entry().digests) is None
+
+
 def test_folder_digests_cover_model_files_and_nothing_else(folder: Path) -> None:
     others = {"pytorch_model.bin": b"pickle", "modeling.py": b"code", "README.md": b"words", "x.pt": b"pickle"}
     for name, content in (others | {"LICENSE.txt": b"words", ".gitattributes": b""}).items():

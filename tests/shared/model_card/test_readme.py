@@ -12,6 +12,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 from shared.artifacts.manifests import AdapterManifest, ParentRef
+from shared.base_models.catalog import HubSource
 from shared.contract.choices import AdapterMethod
 from shared.contract.sections import ProvenanceSection
 from shared.model_card.readme import AdapterRecord, CardReceipt, write_readme
@@ -106,6 +107,16 @@ def test_the_contracts_licence_goes_before_the_catalogues(manifest: AdapterManif
     assert (front_matter(card)["base_model"], front_matter(card)["license"]) == ("org/base", "cc-by-4.0")
     assert "Attribution required" in card
     assert "license" not in front_matter(write_readme(record(manifest, license=None)))
+
+
+def test_a_hub_base_is_named_by_its_repository(manifest: AdapterManifest) -> None:
+    """The hub resolves `base_model`, and a catalogue's name means nothing there."""
+    source = HubSource(repo="Qwen/Qwen3-0.6B", revision="c" * 40)
+    card = write_readme(record(manifest, repository=source))
+    assert front_matter(card)["base_model"] == "Qwen/Qwen3-0.6B"
+    assert f"<td>Qwen/Qwen3-0.6B, commit {'c' * 40}</td>" in html(card)
+    said = manifest.model_copy(update={"provenance": ProvenanceSection(upstream_model_id="org/base")})
+    assert front_matter(write_readme(record(said, repository=source)))["base_model"] == "org/base"
 
 
 def test_models_that_wrote_rows_are_named_with_their_terms(manifest: AdapterManifest) -> None:
