@@ -1,8 +1,8 @@
 """Small bases of many families: a byte-level tokenizer, the family's special tokens, and a chat template.
 
 The templates are imitations, written for the tests: each has the markup of its family and the rules that its first line
-names, e.g. which thoughts stay, but is not the file that any model is published with. So the tests show that Mens
-follows such rules. They do not show that a published template has them.
+names, e.g. which thoughts stay, but is not the file that any model is published with. `published_templates.py` has
+published ones.
 """
 
 # ruff: noqa: RUF001

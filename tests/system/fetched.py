@@ -26,6 +26,7 @@ IDENTITY_PROVIDER = ROOT / "tests" / "console" / "provider"
 CUSTOM_RESOURCES = ROOT / "tests" / "deploy" / "node"
 OLLAMA = "ollama==0.6.3 --hash=sha256:6a20bc42c1a5f889295d7ec490d35e5132fc31f339561530f43a8abd4dbfe508"
 ORAS = "oras==0.2.43 --hash=sha256:bf295b1cfb5017f579c35c3394c7a71707f6aff463cb6699d5d191a6d8b56ea6"
+TRL = "trl==1.16.0 --hash=sha256:c4726e139dd40e1a41661511c639c8a68416782b2e3e8c0befebd77bb7ba0396"
 REGISTRY_PACKAGE = "docker-registry"
 FETCH_SECONDS = 900
 """Limit of one fetch; Triton is 200 MB."""
@@ -41,6 +42,13 @@ def ollama_client() -> Path:
 def oras_client() -> Path:
     """The folder of ORAS' Python client, which copies between OCI layouts and registries; what it needs is in the environment already."""
     return _python_package(ORAS)
+
+
+def published_templates() -> Path:
+    """The folder of chat templates that models are published with, and of TRL's copies of them with marks of the answers,
+    as its package has them.
+    """
+    return _python_package(TRL) / "trl" / "chat_templates"
 
 
 def triton() -> Path:

@@ -11,6 +11,7 @@ from serving.launch.parsers import Parsers, choose_parsers
 from serving.settings import ServingSettings
 from shared.tokenization.tokenizer import Tokenizer
 from tests.serving.launch.launches import BASES, QWEN35, XML_TEMPLATE, Base, load_tokenizer
+from tests.support.published_templates import make_published_base
 from tests.support.template_families import FAMILIES
 
 UNSET = ServingSettings(serving_base="b", serving_tool_parser=None, serving_reasoning_parser=None)
@@ -30,6 +31,26 @@ CHOSEN = {
 @pytest.mark.parametrize("name", CHOSEN)
 def test_parsers_are_chosen_by_template(name, tmp_path):
     assert choose_parsers(UNSET, load_tokenizer(BASES[name], tmp_path)) == CHOSEN[name]
+
+
+PUBLISHED = {
+    "qwen2_5": Parsers("hermes"),
+    "qwen3": Parsers("hermes", "qwen3"),
+    "qwen3_instruct_2507": Parsers("hermes"),
+    "qwen3_5_think": Parsers("qwen3_xml", "qwen3"),
+    "qwen3_5_nothink": Parsers("qwen3_xml", "qwen3"),
+    "qwen3_6": Parsers("qwen3_xml", "qwen3"),
+    "qwen3_8": Parsers("qwen3_xml", "qwen3"),
+    "llama3": Parsers(),
+    "llama3_1": Parsers("llama3_json"),
+    "llama3_2": Parsers("llama3_json"),
+}
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parsers_are_chosen_by_published_templates(name, tmp_path):
+    assert choose_parsers(UNSET, Tokenizer.load(make_published_base(tmp_path, name))) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("family", ["llama3", "mistral_nemo"])

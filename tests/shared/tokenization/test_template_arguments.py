@@ -1,6 +1,7 @@
 """Template arguments and thoughts: the names that a base accepts, the text that they produce, and what is trained on.
 
-The templates of Qwen3, Qwen3.5, Qwen3.6 and Qwen3.8 are imitations (`tests/support/template_families.py`).
+The templates of Qwen3, Qwen3.5, Qwen3.6 and Qwen3.8 are imitations (`tests/support/template_families.py`);
+`test_published_templates.py` has the published ones.
 """
 
 from __future__ import annotations
