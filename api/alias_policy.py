@@ -56,7 +56,7 @@ def describe_judgement(
     name = governed.policy.policy
     policy = GatePolicy.model_validate(view.policies.exactly(name).policy)
     first = first_comparison(view.adapters, parent.id if parent else None, base)
-    beside = governed.incumbent or (first if policy.without_incumbent == "base" else "nothing")
+    opponent = governed.incumbent or (first if policy.without_incumbent == "base" else "nothing")
     requirements = ", ".join(
         row if gate.block else f"{row} (warns)" for row, gate in policy.gates.configured() if gate.applies
     )
@@ -69,7 +69,7 @@ def describe_judgement(
             missing.append(_missing(run, error))
     message = (
         f"The alias {artifact.alias} is governed by the policy {name.name} ({name.digest[:12]}, {governed.policy.scope}): once it is published,"
-        f" the adapter is compared with {beside}, and the alias moves to it if it passes. Gates: {requirements}."
+        f" the adapter is compared with {opponent}, and the alias moves to it if it passes. Gates: {requirements}."
     )
     message += f" Runs: {', '.join(runs)}." if runs else ""
     compares = governed.incumbent is not None or policy.without_incumbent == "base"
@@ -127,10 +127,7 @@ def _parents_runs(view: TenantView, policy: GatePolicy, parent_id: str | None) -
 
 
 def _facts(services: Services, view: TenantView, template: RunTemplate) -> RunFacts:
-    """Raises:
-    NotFound: ``EVAL_NOT_FOUND``, ``FILE_NOT_FOUND``.
-    InvalidRequest: ``EVAL_ITEMS_INVALID``.
-    """
+    """Return the facts on a run that decide whether its gates can pass."""
     spec = EvalSpec.model_validate(view.evals.get(template.eval).spec)
     criteria = frozenset(criterion.name for criterion in spec.testing_criteria)
     file = view.files.get(template.file, "file")
@@ -142,9 +139,7 @@ def _facts(services: Services, view: TenantView, template: RunTemplate) -> RunFa
 
 
 def _describe(view: TenantView, template: RunTemplate) -> str:
-    """Raises:
-    NotFound: ``EVAL_NOT_FOUND``, ``FILE_NOT_FOUND``.
-    """
+    """Describe the eval and the rows of a run."""
     judged, file = view.evals.get(template.eval), view.files.get(template.file, "file")
     answers = f", {template.samples} answers to each" if template.samples > 1 else ""
     return f"eval {judged.name or judged.id}, rows of {file.filename}{answers}"

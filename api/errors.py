@@ -261,12 +261,12 @@ def _meant(path: str, pydantic_errors: Sequence[Mapping[str, Any]], *, is_in_con
         return near and f"{block}.{near}"
     # Otherwise only the other missing fields are known.
     parent, _, name = path.rpartition(".")
-    beside = [
+    siblings = [
         str(fault["loc"][-1])
         for fault in pydantic_errors
         if fault["type"] == MISSING_FIELD and fault["loc"][:-1] == pydantic_errors[0]["loc"][:-1]
     ]
-    close = get_close_matches(name, beside, n=1)
+    close = get_close_matches(name, siblings, n=1)
     return f"{parent}.{close[0]}".lstrip(".") if close else None
 
 

@@ -60,9 +60,10 @@ def main() -> int:
 
 
 def _check_encoding(database: Database) -> None:
-    """Raises:
-    Unavailable: ``DATABASE_UNAVAILABLE``.
-    InvalidRequest: ``SETTINGS_INVALID``: the database cannot store every string.
+    """Check that a PostgreSQL database uses UTF-8.
+
+    Raises:
+        InvalidRequest: ``SETTINGS_INVALID``: the database cannot store every string.
     """
     if database.is_sqlite:
         return

@@ -7,8 +7,8 @@ from its last checkpoint as under the worker. The adapter's weights, its config 
 compared with those of the same job's other runs.
 
 The goal is a single outcome per job among the runs that report `bit_exact`; each job needs at least two of them. With
-``--untold``, MKL keeps its vendor's defaults: such runs may differ and must then report `state_exact`, so none need be
-exact.
+``--mkl-defaults``, MKL keeps its vendor's defaults: such runs may differ and must then report `state_exact`, so none
+need be exact.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ DISTURBED_STEPS = 5
 """Steps of an epoch (of six) after which a disturbance may happen."""
 COMPARED = 2
 """Number of runs of a job that must report `bit_exact`; with fewer, nothing would be compared."""
-UNTOLD = {"MKL_CBWR": "OFF", "MKL_DYNAMIC": "TRUE"}
+MKL_DEFAULTS = {"MKL_CBWR": "OFF", "MKL_DYNAMIC": "TRUE"}
 RUN_SECONDS = 900.0
 OVER = threading.Event()
 """Set when the bench ends, normally or early; trainers that are still running are then killed."""
@@ -107,7 +107,7 @@ def main() -> int:
     parser.add_argument("--hidden", type=int, default=128, help="width of the base")
     parser.add_argument("--burners", type=int, default=2, help="processes that only keep a processor busy")
     parser.add_argument("--calm", action="store_true", help="do not kill, pause or hold any process")
-    parser.add_argument("--untold", action="store_true", help="keep MKL's default settings")
+    parser.add_argument("--mkl-defaults", action="store_true", help="keep MKL's default settings")
     parser.add_argument("--seed", type=int, default=0)
     options = parse_options(parser, SMOKE)
     return run_bench(lambda: compare(options))
@@ -133,7 +133,7 @@ def compare(options: argparse.Namespace) -> bool:
             finally:
                 OVER.set()
                 threads.shutdown(wait=False, cancel_futures=True)
-    return report(outcomes, wanted_exact=0 if options.untold else COMPARED, smoke=options.smoke)
+    return report(outcomes, wanted_exact=0 if options.mkl_defaults else COMPARED, smoke=options.smoke)
 
 
 def make_jobs(folder: Path, options: argparse.Namespace) -> dict[str, Path]:
@@ -200,7 +200,7 @@ def train(plan: Path, folder: Path, threads: int, options: argparse.Namespace, s
             threads,
             draw,
             outcome,
-            untold=options.untold,
+            mkl_defaults=options.mkl_defaults,
             disturbed_steps=DISTURBED_STEPS * options.epochs if disturbed else 0,
         )
         if exit_code == 0:
@@ -223,7 +223,7 @@ def attempt(
     draw: random.Random,
     outcome: EqualRun,
     *,
-    untold: bool,
+    mkl_defaults: bool,
     disturbed_steps: int,
 ) -> int:
     """Run one process of the trainer, disturbed within `disturbed_steps` steps; return its exit code."""
@@ -237,7 +237,7 @@ def attempt(
             # Threads wait for each other asleep: busy waiting would take the processors that all these runs share.
             env=os.environ
             | surroundings(draw)
-            | (UNTOLD if untold else {})
+            | (MKL_DEFAULTS if mkl_defaults else {})
             | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"},
             stderr=log,
         )

@@ -145,9 +145,7 @@ class GatewayComparison:
         return self.report(firsts, speeds)
 
     def _in_turn(self, number: int) -> list[str]:
-        """Return the variants in forward and reverse order alternately, so that after-effects hit a different variant
-        each time.
-        """
+        # Forward and reverse order alternately, so that after-effects hit a different variant each time.
         return list(self._endpoints)[:: 1 if number % 2 else -1]
 
     async def first_tokens(self) -> dict[str, list[float]]:

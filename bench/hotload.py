@@ -264,7 +264,7 @@ def report(times: dict[str, list[float]], others: BackgroundRequests, size: int,
         "alias_known_ms_p95": round(percentile(times["alias"], 95), 1),
         "adapters": len(times["gateway"]),
         "adapter_bytes": size,
-        "others_asked": others.sent,
+        "other_requests": others.sent,
         "others_failed": len(others.failures),
     }
     met = ratio <= MAX_SHARE_MS and not others.failures

@@ -52,8 +52,8 @@ class Poller:
     """
 
     def __init__(self, url: str, path: str, headers: dict[str, str], status: int) -> None:
-        parts = urlsplit(url)
-        self._address, self._status = (parts.hostname, parts.port), b" %d " % status
+        address = urlsplit(url)
+        self._address, self._status = (address.hostname, address.port), b" %d " % status
         lines = [f"GET {path} HTTP/1.1", "host: x", *(f"{name}: {value}" for name, value in headers.items())]
         self._request = ("\r\n".join(lines) + "\r\n\r\n").encode()
 

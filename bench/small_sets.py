@@ -104,9 +104,9 @@ def expenses() -> list[Pair]:
         code = rng.choice(sorted(CURRENCIES))
         amount, day = rng.choice((rng.randint(2, 99), rng.randint(100, 900))), rng.choice(DAYS)
         what = rng.choice(GOODS[kind])
-        parts = {"who": rng.choice(PEOPLE), "amount": amount, "unit": rng.choice(CURRENCIES[code]), "day": day}
+        fields = {"who": rng.choice(PEOPLE), "amount": amount, "unit": rng.choice(CURRENCIES[code]), "day": day}
         value = {"amount": amount, "currency": code, "day": day, "category": kind}
-        pairs[rng.choice(FRAMES).format(what=what, **parts)] = json.dumps(value)
+        pairs[rng.choice(FRAMES).format(what=what, **fields)] = json.dumps(value)
     return list(pairs.items())
 
 

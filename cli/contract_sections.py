@@ -14,7 +14,7 @@ from shared.contract.sections import MAX_ANSWER_MODEL, MAX_ANSWER_MODELS
 from shared.errors import Code, ContractRejected
 
 Sections = dict[str, dict[str, Any]]
-BESIDE = ("name", "preset", "domain")
+REQUEST_OPTIONS = ("name", "preset", "domain")
 
 
 def read_sections(path: Path | None) -> Sections:
@@ -44,14 +44,14 @@ def read_sections(path: Path | None) -> Sections:
     return from_flat(sections)
 
 
-def read_beside(path: Path | None) -> dict[str, str]:
-    """Return the name, preset and domain that stand next to the contract in a file that :func:`read_sections` takes, as
-    the console writes it.
+def read_request_options(path: Path | None) -> dict[str, str]:
+    """Return the name, preset and domain next to the contract in a request, as the console writes one; empty for other
+    files.
     """
     content = json.loads(path.read_bytes()) if path else None
     if not isinstance(content, dict) or not isinstance(content.get("contract"), dict):
         return {}
-    return {name: content[name] for name in BESIDE if isinstance(content.get(name), str)}
+    return {name: content[name] for name in REQUEST_OPTIONS if isinstance(content.get(name), str)}
 
 
 def lay_over(sections: Sections, overrides: Mapping[str, Mapping[str, Any]]) -> None:

@@ -72,8 +72,8 @@ def _load_entry_point(name: str) -> Any:
 
 
 class LazyGroup(TyperGroup):
-    """A group that knows its commands only by name and summary until one is called, or completed. Its help lists them in
-    panels, in the order of these.
+    """A group that knows its commands only by name and summary until one is called or completed. Its help lists them
+    panel by panel.
 
     An alias is replaced by the words that it stands for, so help, completion and errors are the same as for the
     command.

@@ -97,22 +97,22 @@ class _Build:
 
     def actions(self, name: str) -> Iterator[StageAction]:
         """Carry out a stage."""
-        parts = self.recipe
+        recipe = self.recipe
         if name == "pull" and self.spec:
             yield from self._pull(self.spec)
-        elif name == "extract" and parts.extract:
-            paths = tuple(self.folder / path for path in parts.extract.paths)
-            languages = tuple(dict.fromkeys(parts.extract.language))
-            yield from self._run(Extraction(paths, languages, parts.extract.license), UNITS)
-        elif name == "generate" and parts.generate:
-            yield from self._run(self._generation(parts.generate), GENERATED)
+        elif name == "extract" and recipe.extract:
+            paths = tuple(self.folder / path for path in recipe.extract.paths)
+            languages = tuple(dict.fromkeys(recipe.extract.language))
+            yield from self._run(Extraction(paths, languages, recipe.extract.license), UNITS)
+        elif name == "generate" and recipe.generate:
+            yield from self._run(self._generation(recipe.generate), GENERATED)
         elif self.is_open and (
-            (name == "pairs" and parts.extract) or (name == "filter" and parts.filters) or name == "mix"
+            (name == "pairs" and recipe.extract) or (name == "filter" and recipe.filters) or name == "mix"
         ):
             yield StageAction(name, True, CHECKED_LATER)
-        elif name == "pairs" and parts.extract:
-            yield from self._run(Pairing((self.work / UNITS,), tuple(parts.pairs.rules)), PAIRS)
-        elif name == "filter" and parts.filters:
+        elif name == "pairs" and recipe.extract:
+            yield from self._run(Pairing((self.work / UNITS,), tuple(recipe.pairs.rules)), PAIRS)
+        elif name == "filter" and recipe.filters:
             for target, _, stage in self._filterings():
                 if stage:
                     yield from self._run(stage, target)

@@ -100,8 +100,8 @@ def split_source(path: Path) -> Iterator[SourcePart]:
         yield from (SourcePart(part, None) for part in split_file(path))
         return
     with _LineSeeker(origins) as seeker:
-        parts = [*split_file(path), None]
-        for part, after in pairwise(parts):
+        ranges = [*split_file(path), None]
+        for part, after in pairwise(ranges):
             assert part is not None
             begin = seeker.position
             end = seeker.skip(after.first_line - part.first_line) if after else origins.stat().st_size

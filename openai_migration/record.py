@@ -103,13 +103,13 @@ class Recording:
 
     def describe(self) -> str:
         """Describe the outcome in one line."""
-        parts = [
+        phrases = [
             f"{counted(self.answered, 'answer')}, {counted(self.tokens, 'token')}",
             f"{self.repeated} recorded earlier",
             f"{self.refused} refused",
         ]
-        parts += [f"gone: {', '.join(self.gone)}"] if self.gone else []
-        return "; ".join(parts + ([self.stopped] if self.stopped else []))
+        phrases += [f"gone: {', '.join(self.gone)}"] if self.gone else []
+        return "; ".join(phrases + ([self.stopped] if self.stopped else []))
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,7 @@ def _meminfo(proc: Path, field: str) -> int:
 
 
 def _group_limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
-    """Return limit and use in bytes of this process's group and of every enclosing group with a limit."""
+    """Yield limit and use in bytes of this process's group and of every enclosing group with a limit."""
     for folder, (limit_name, use_name, reclaimable) in _group_folders(proc, groups):
         try:
             limit = (folder / limit_name).read_text().strip()

@@ -88,7 +88,7 @@ RETIRED = {
 """Words that only this project used, as patterns, and the field's words for the same things."""
 NOT_NOUNS = frozenset({"asked", "each", "found", "given", "known", "one", "told", "wanted"})
 """Names of variables, parameters, fields and functions that say how a value was got, and not what it is."""
-NOT_PARTS = frozenset({"asked", "told"})
+NOT_PARTS = frozenset({"asked", "beside", "told"})
 """Words that are not a part of such a name either."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ from tests.support.raised_errors import unraised
 from tests.support.tiers import TIERS
 
 ROOT = Path(__file__).resolve().parents[1]
+MALFORMED = re.compile(
+    r'"""(?:Args|Raises|Returns):\n.*|^(?P<indent> +)Raises:\n(?:(?P=indent) {4}.+\n)*?(?P=indent) {8}[A-Z]\w+: .*',
+    re.MULTILINE,
+)
+"""Sections without a summary before them, and entries that are indented as a continuation of the previous entry."""
 
 
 def test_documented_errors_are_raised_by_the_function_itself() -> None:
@@ -20,6 +26,28 @@ def test_documented_errors_are_raised_by_the_function_itself() -> None:
         if "Raises:" in text and (entries := unraised(text))
     }
     assert not faults, "name only errors that the function, or a helper in its module, raises"
+
+
+def test_sections_follow_a_summary_and_entries_are_aligned() -> None:
+    faults = {
+        str(path.relative_to(ROOT)): MALFORMED.findall(path.read_text())
+        for tier in (*TIERS, "bench", "scripts")
+        for path in (ROOT / tier).rglob("*.py")
+    }
+    assert not {path: sections for path, sections in faults.items() if sections}, "the other tests do not read these"
+
+
+@pytest.mark.parametrize(
+    ("docstring", "is_malformed"),
+    [
+        ("Read.\n\n    Raises:\n        OSError: no file.\n        ValueError: no number.\n", False),
+        ("Read.\n\n    Raises:\n        OSError: the file\n            does not exist.\n", False),
+        ("Raises:\n    OSError: no file.\n", True),
+        ("Read.\n\n    Raises:\n        OSError: no file.\n            ValueError: no number.\n", True),
+    ],
+)
+def test_malformed_sections_are_found(docstring: str, is_malformed: bool) -> None:
+    assert bool(MALFORMED.search(f'def read():\n    """{docstring}    """\n')) is is_malformed
 
 
 DOCUMENTED = '''

@@ -138,9 +138,7 @@ def run_engine(work: Callable[[], object], run_dir: Path) -> int:
 
 
 def _is_cancel_noted(run_dir: Path) -> bool:
-    """Return whether the launcher has noted a cancel: while a pause is requested, torchrun's own signal also counts as
-    a cancel.
-    """
+    # The exit code does not show it: while a pause is requested, torchrun's own signal also counts as a cancel.
     return (read_json(run_dir / STOP_NAME) or {}).get("signal") == CANCEL_SIGNAL
 
 

@@ -278,7 +278,7 @@ def checkpoint(
 
 
 def probes_now(context: TrainingContext) -> list[dict[str, Any]] | None:
-    """Return the probes with the model's present scores; None if the run is not published. With a sharded base every
+    """Return the probes with the model's current scores; None if the run is not published. With a sharded base every
     process has to take part.
     """
     if not context.plan.contract.artifact.publish:

@@ -34,16 +34,12 @@ def with_cache_salt(body: dict[str, Any], secret: str, tenant: str) -> dict[str,
 
 @lru_cache(maxsize=1024)
 def _tenant_salt(secret: str, tenant: str) -> str:
-    """Return a tenant's salt. It is the salt of requests that send none, and the prefix of all other salts; a replica
-    distinguishes callers by it.
-
-    Only tenants' salts are cached, because callers can send any number of salts.
-    """
+    # Only tenants' salts are cached, because callers can send any number of salts.
     return _digest(secret, tenant, None)
 
 
 def _digest(secret: str, tenant: str, own: str | None) -> str:
     """Return ``TENANT_SALT_CHARS`` hexadecimal digits."""
     # A list, so that a tenant's name followed by a salt cannot equal another tenant's name.
-    parts = json.dumps([tenant, own]).encode()
-    return hmac.digest(secret.encode(), parts, "sha256").hex()
+    message = json.dumps([tenant, own]).encode()
+    return hmac.digest(secret.encode(), message, "sha256").hex()

@@ -260,7 +260,7 @@ async def read_body(request: Request, limit: int) -> dict[str, Any]:
     Raises:
         TooLarge: ``BODY_TOO_LARGE``.
         InvalidRequest: ``REQUEST_INVALID``: the body is not a JSON object.
-            ClientDisconnect: the client has gone.
+        ClientDisconnect: the client has gone.
     """
     raw = bytearray()
     more = True

@@ -67,7 +67,7 @@ def without_stream(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_stream(raw: bytes) -> dict[str, Any] | None:
     """Return the completion in a stream's events; None if it calls tools, whose parts are not assembled here."""
-    parts: list[str] = []
+    texts: list[str] = []
     for event in raw.split(EVENT_END):
         data = event.strip().removeprefix(DATA)
         if not data or data == b"[DONE]":
@@ -75,5 +75,5 @@ def _from_stream(raw: bytes) -> dict[str, Any] | None:
         for choice in json.loads(data)["choices"]:
             if choice["delta"].get("tool_calls"):
                 return None
-            parts.append(choice["delta"].get("content") or "")
-    return {"choices": [{"message": {"content": "".join(parts)}}]}
+            texts.append(choice["delta"].get("content") or "")
+    return {"choices": [{"message": {"content": "".join(texts)}}]}

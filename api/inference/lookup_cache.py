@@ -343,8 +343,8 @@ class LookupCache:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _write_use(self) -> None:
-        """Write when keys and sign-ins were last used: people read it of keys, and idle sign-ins end. Entries that
-        cannot be written now are written the next time.
+        """Store the times at which keys and sign-ins were last used: users see a key's, and an idle sign-in expires.
+        Times that cannot be stored now are stored the next time.
         """
         self._use_written_at = time.monotonic()
         used, self._used = self._used, {}
@@ -356,7 +356,7 @@ class LookupCache:
             async with asyncio.timeout(READ_SECONDS):
                 await run_in_threadpool(self._record_use, moments)
         except Exception as error:  # as with the counter: the poll must continue
-            logger.warning("when keys were last used was not written: %s: %s", type(error).__name__, error)
+            logger.warning("the times of the keys' last use were not stored: %s: %s", type(error).__name__, error)
             self._used = used | self._used
 
     async def _refresh(self, least_writes: int | None = None) -> None:

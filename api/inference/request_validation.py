@@ -79,8 +79,10 @@ def validate_response(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_intended_messages(body: dict[str, Any]) -> None:
-    """Raises:
-    InvalidRequest: ``REQUEST_INVALID``: a message has no content, or a role that chats do not have.
+    """Check the roles and contents of the messages of a chat.
+
+    Raises:
+        InvalidRequest: ``REQUEST_INVALID``: a message has no content, or a role that chats do not have.
     """
     messages = body["messages"]
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
@@ -108,8 +110,10 @@ def check_intended_messages(body: dict[str, Any]) -> None:
 
 
 def refuse_stored_response(body: dict[str, Any]) -> None:
-    """Raises:
-    InvalidRequest: ``RESPONSE_NOT_STORED``: the request needs a stored response, or asks for its response to be stored.
+    """Refuse a request that needs stored responses.
+
+    Raises:
+        InvalidRequest: ``RESPONSE_NOT_STORED``: the request needs a stored response, or asks for its response to be stored.
     """
     for name in NEED_A_STORED_RESPONSE:
         if body.get(name):
@@ -119,8 +123,10 @@ def refuse_stored_response(body: dict[str, Any]) -> None:
 
 
 def refuse_server_tools(body: dict[str, Any]) -> None:
-    """Raises:
-    InvalidRequest: ``TOOL_UNSUPPORTED``: a tool that the server itself would run.
+    """Refuse tools that are not functions.
+
+    Raises:
+        InvalidRequest: ``TOOL_UNSUPPORTED``: a tool that the server itself would run.
     """
     tools = body["tools"]
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
@@ -135,8 +141,10 @@ def refuse_server_tools(body: dict[str, Any]) -> None:
 
 
 def check_intended_items(body: dict[str, Any]) -> None:
-    """Raises:
-    InvalidRequest: ``REQUEST_INVALID``: an input message that is not the model's own is empty.
+    """Check the contents of the input messages of a response.
+
+    Raises:
+        InvalidRequest: ``REQUEST_INVALID``: an input message that is not the model's own is empty.
     """
     items = body["input"]
     for index, item in enumerate(items if isinstance(items, list) else ()):

@@ -91,10 +91,7 @@ class ProxiedResponse(Response):
         return self
 
     async def __anext__(self) -> bytes:
-        """Raises:
-        ReplicaDisconnected: the replica disconnected, was silent for too long, or reported a failure in its stream.
-        Unauthenticated: the key of a stream is no longer accepted.
-        """
+        """Return the next chunk for the caller; release the slot before the end."""
         while not self._ended:
             if self._tap.has_failed:
                 raise self._upstream.failed()

@@ -202,9 +202,7 @@ def _without_other_branches(faults: list[Fault]) -> list[Fault]:
 
 
 def _without_other_prompts(faults: list[Fault], body: dict[str, Any]) -> list[Fault]:
-    """Return the faults without the field for a prompt that the request lacks because it has another one, as
-    `/tokenize` takes one of two.
-    """
+    """Drop the faults about missing prompt fields if the request has one: `/tokenize` takes one of two."""
     if not any(name in body for name in PROMPT):
         return faults
     others = [

@@ -14,10 +14,8 @@ database = Database(
 )  # an index of a large table takes minutes
 
 
-def stop_minding_references(connection: Connection) -> None:
-    """Let SQLite replace a table that others refer to: it changes tables by copying, and the references would lack the
-    original meanwhile.
-    """
+def disable_foreign_keys(connection: Connection) -> None:
+    """Let SQLite replace tables that others refer to: it changes a table by copying it and dropping the original."""
     connection.connection.cursor().execute("PRAGMA foreign_keys=OFF")  # inside a transaction it would have no effect
 
 
@@ -29,7 +27,7 @@ def check_references(connection: Connection) -> None:
 
 with database.engine.connect() as connection:
     if database.is_sqlite:
-        stop_minding_references(connection)
+        disable_foreign_keys(connection)
         connection.exec_driver_sql(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000}")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     context.configure(connection=connection, target_metadata=METADATA, render_as_batch=database.is_sqlite)

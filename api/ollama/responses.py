@@ -182,12 +182,12 @@ def tag(model: Model) -> JsonObject:
 
 def _piece(message: JsonObject, choice: JsonObject) -> JsonObject:
     """Return the parts of a choice that are not empty. A text completion has ``text`` instead of ``content``."""
-    parts = {
+    fields = {
         "content": message.get("content") or message.get("text"),
         "thinking": message.get("reasoning") or message.get("reasoning_content"),
         "logprobs": (choice.get("logprobs") or {}).get("content"),
     }
-    return {name: value for name, value in parts.items() if value}
+    return {name: value for name, value in fields.items() if value}
 
 
 def _done_reason(choice: JsonObject) -> str:

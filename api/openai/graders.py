@@ -140,5 +140,5 @@ def _details(error: MensError) -> str:
     """
     if error.code == Code.SANDBOX_FAILED:
         return str(error.code)
-    parts = (error.message, error.details.get("traceback"), error.details.get("output"))
-    return "\n".join(part.rstrip() for part in parts if part)
+    texts = (error.message, error.details.get("traceback"), error.details.get("output"))
+    return "\n".join(part.rstrip() for part in texts if part)

@@ -68,8 +68,10 @@ class UploadPartObject(BaseModel):
 
 
 def check_purpose(purpose: str) -> str:
-    """Raises:
-    InvalidRequest: ``REQUEST_INVALID``: not an accepted purpose.
+    """Return the purpose if it is accepted.
+
+    Raises:
+        InvalidRequest: ``REQUEST_INVALID``: not an accepted purpose.
     """
     if purpose in PURPOSES:
         return purpose

@@ -51,7 +51,7 @@ KNOWN_JOBS = 10_000
 MISSED_JOBS = 500
 """Largest number of changed jobs that a stream gets first when it continues an earlier stream."""
 PROGRESS_FIELDS = frozenset({"step", "total_steps", "train_loss", "eta_seconds", "version"})
-BESIDES_PROGRESS = attrgetter(*(name for name in JobSummary.model_fields if name not in PROGRESS_FIELDS))
+OTHER_FIELDS = attrgetter(*(name for name in JobSummary.model_fields if name not in PROGRESS_FIELDS))
 """Returns the other fields of a summary."""
 PROGRESS = "progress"
 """Type of the events of progress."""
@@ -110,8 +110,8 @@ class JobChanges:
     Args:
         database: read once per poll, and again if jobs have changed.
         poll_seconds: seconds between two reads.
-        replicas: the state of the replicas now.
-        clock: monotonic seconds.
+        replicas: function that returns the current state of the replicas.
+        clock: function that returns monotonic seconds.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class JobChanges:
         self._forget()
 
     async def chunks(self, selection: JobSelection) -> AsyncGenerator[bytes, None]:
-        """Yield the wanted events as they are sent, joined: after each poll that has found any, and after some others,
-        so that the caller can check its key again.
+        """Yield the selected events of each poll as one chunk, as they are sent. Some chunks are empty, so that the
+        caller can check its key again.
         """
         self._streams += 1
         key = selection.key()
@@ -239,7 +239,7 @@ class JobChanges:
         if earlier is None and len(self._summaries) >= KNOWN_JOBS:
             del self._summaries[next(iter(self._summaries))]
         self._summaries[job.id] = job
-        if earlier is not None and BESIDES_PROGRESS(earlier) == BESIDES_PROGRESS(job):
+        if earlier is not None and OTHER_FIELDS(earlier) == OTHER_FIELDS(job):
             self._late[job.id] = change
             return
         self._late.pop(job.id, None)
@@ -299,8 +299,8 @@ def progress_event(change: FoundChange) -> ServerSentEvent:
 
 
 def missed_events(database: Database, selection: JobSelection, cursor: int) -> list[ServerSentEvent]:
-    """Return the events since the one with this id, after which a stream ended: each changed job, alias and receipt
-    once, as it is now. Earlier states of replicas are not kept.
+    """Return the events after `cursor`, the id of the last one that a client received: each changed job, alias and
+    receipt once, in its current state. Earlier states of replicas are not kept.
     """
     since, tenants = datetime.fromtimestamp(cursor / 1000, UTC) - OVERLAP, list(selection.tenants)
     changes = changed_jobs(database, since if selection.includes(ChangeType.JOB) else None, tenants, MISSED_JOBS)

@@ -49,8 +49,8 @@ def job_etag(version: int, place: QueuePlace | None) -> str:
 
 def page_etag(jobs: Iterable[Job | JobSummary], places: Mapping[str, QueuePlace | None]) -> str:
     """Return the ETag of a page of jobs, which changes with each of them and with its place."""
-    parts = "\n".join(f"{job.id} {job_etag(job.version, places[job.id])}" for job in jobs)
-    return f'W/"{hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()}"'
+    lines = "\n".join(f"{job.id} {job_etag(job.version, places[job.id])}" for job in jobs)
+    return f'W/"{hashlib.blake2b(lines.encode(), digest_size=16).hexdigest()}"'
 
 
 class EstimateError(BaseModel):

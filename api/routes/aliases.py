@@ -179,7 +179,7 @@ def roll_back(
     expected: ExpectedVersion,
     body: RollBack | None = None,
 ) -> Alias:
-    """Move an alias back to its target before its last move, or at a version. A deleted alias is restored."""
+    """Move an alias back to the target that it had before its last move, or at a version. A deleted alias is restored."""
     body = body or RollBack()
     alias = view.aliases.rollback(
         name,

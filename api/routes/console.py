@@ -39,7 +39,7 @@ async def console_page(request: Request) -> Response:
 
 @router.get("/console/callback", responses=HTML)
 async def console_callback(request: Request) -> Response:
-    """The same page, where the identity provider sends the browser back: the page removes the parameters at once and hands them in."""
+    """The console's page at the address to which the identity provider redirects. The page sends the parameters to the API."""
     return _response(console_files().index, request, {"Cache-Control": "no-cache"})
 
 

@@ -25,8 +25,10 @@ def cookie_name(settings: ApiSettings) -> str:
     """Return the cookie's name. Each installation of a machine has a cookie name of its own, because cookies ignore
     ports.
     """
-    parts = urlsplit(settings.database_url)
-    where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # without the password, which changes
+    address = urlsplit(settings.database_url)
+    where = (
+        f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"  # without the password, which changes
+    )
     name = f"mens-{hashlib.sha256(where.encode()).hexdigest()[:8]}"
     # With this prefix a browser accepts the cookie only from this host and over HTTPS.
     return f"__Host-{name}" if is_secure(settings.public_url) else name

@@ -215,10 +215,10 @@ class IdentityProvider:
         issuer uses it, on this machine.
         """
         url = metadata.get(name)
-        parts = urlsplit(url) if isinstance(url, str) else None
+        address = urlsplit(url) if isinstance(url, str) else None
         issuer = urlsplit(self._issuer)
-        is_safe = parts is not None and (
-            parts.scheme == "https" or (parts.scheme == issuer.scheme and parts.hostname == issuer.hostname)
+        is_safe = address is not None and (
+            address.scheme == "https" or (address.scheme == issuer.scheme and address.hostname == issuer.hostname)
         )
         if not isinstance(url, str) or not is_safe or "@" in urlsplit(url).netloc:
             raise _invalid(f"its discovery has no {name} with https://")

@@ -94,8 +94,10 @@ def requires(role: Role) -> params.Depends:
 
 
 def check_role(caller: Caller, role: Role) -> None:
-    """Raises:
-    Forbidden: ``ROLE_INSUFFICIENT``.
+    """Check that the caller has a role.
+
+    Raises:
+        Forbidden: ``ROLE_INSUFFICIENT``.
     """
     if not caller.role.includes(role):
         raise Forbidden(
@@ -110,7 +112,7 @@ TRAINER = [requires(Role.TRAINER)]
 
 
 def require_bearer(request: Request) -> None:
-    """Require the key itself. Otherwise a script in the console's page could carry a secret away that outlives the sign-in.
+    """Require a key, not a sign-in: a script in the console's page could otherwise steal a secret that outlives the sign-in.
 
     Raises:
         Forbidden: ``SIGN_IN_NEEDS_KEY``.
@@ -119,7 +121,7 @@ def require_bearer(request: Request) -> None:
     if not isinstance(authenticated.secret, str):
         raise Forbidden(
             Code.SIGN_IN_NEEDS_KEY,
-            "Keys and codes can be created and changed only with a key itself, not in a signed-in session.",
+            "Keys and codes can be created and changed only with a key, not in a signed-in session.",
             remedy="Use `mens keys` or `mens open`, or send `Authorization: Bearer KEY`.",
         )
 

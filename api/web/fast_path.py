@@ -75,8 +75,10 @@ class FastPathCall:
         ]
 
     async def __call__(self, request: Request) -> Response:
-        """Raises:
-        MensError: from the endpoint.
+        """Authorize the caller and call the endpoint.
+
+        Raises:
+            MensError: from the endpoint.
         """
         services: Services = request.app.state.services
         authenticated: Authenticated = request.scope[AUTHENTICATED]

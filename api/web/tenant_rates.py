@@ -9,30 +9,22 @@ from api.web.auth import CallerDep
 
 
 async def count_upload(services: ServicesDep, caller: CallerDep) -> None:
-    """Raises:
-    TooMany: ``RATE_LIMITED``.
-    """
+    """Count an upload against its tenant's limit."""
     await services.gateway.limiter.count(caller.key, "uploads", services.settings.tenant_uploads_per_minute)
 
 
 async def count_plan(services: ServicesDep, caller: CallerDep) -> None:
-    """Raises:
-    TooMany: ``RATE_LIMITED``.
-    """
+    """Count a plan or a new job against its tenant's limit."""
     await services.gateway.limiter.count(caller.key, "plans", services.settings.tenant_plans_per_minute)
 
 
 async def count_grader(services: ServicesDep, caller: CallerDep) -> None:
-    """Raises:
-    TooMany: ``RATE_LIMITED``.
-    """
+    """Count a run or validation of a grader against its tenant's limit."""
     await services.gateway.limiter.count(caller.key, "graders", services.settings.tenant_graders_per_minute)
 
 
 async def count_file_view(services: ServicesDep, caller: CallerDep) -> None:
-    """Raises:
-    TooMany: ``RATE_LIMITED``.
-    """
+    """Count a page or report on a file against its tenant's limit."""
     await services.gateway.limiter.count(caller.key, "file views", services.settings.tenant_file_views_per_minute)
 
 

@@ -46,7 +46,7 @@ def reference(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Te
 
 
 def flash(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-    """Compute it with flash-linear-attention; on a CPU, which that does not support, with the trainer's own scan."""
+    """Compute the scan with flash-linear-attention or, on a CPU, which it does not support, with the trainer's own."""
     if not query.is_cuda:
         return gated_delta_rule(query, key, value, decay, beta)
     kernel = installed_kernel()

@@ -103,12 +103,12 @@ class StepCounter(TorchDispatchMode):
     @property
     def total(self) -> Work:
         """The work of all groups."""
-        parts = list(self.groups.values())
+        groups = list(self.groups.values())
         return Work(
-            sum(work.operations for work in parts),
-            sum(work.bytes for work in parts),
-            sum(work.flops for work in parts),
-            sum(work.seconds for work in parts),
+            sum(work.operations for work in groups),
+            sum(work.bytes for work in groups),
+            sum(work.flops for work in groups),
+            sum(work.seconds for work in groups),
         )
 
     def _watch(self, made: Tensor) -> None:

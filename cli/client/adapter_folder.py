@@ -33,14 +33,14 @@ def read_adapter_folder(path: Path, description: Path | None) -> AdapterFiles:
         path: the folder, or the weights in it.
         description: the description's path, if given.
     """
-    weights, beside = find_files(path, description)
-    with beside.open("rb") as file:
+    weights, sidecar = find_files(path, description)
+    with sidecar.open("rb") as file:
         options = parse_description(file.read(MAX_SIDECAR_BYTES + 1))
     if not isinstance(options, PeftOptions):
-        return AdapterFiles(weights, beside, None, {})
+        return AdapterFiles(weights, sidecar, None, {})
     options.refuse_unservable()
     template = stored_templates(weights.parent).get("default")
-    return AdapterFiles(weights, beside, template, _template_arguments(weights.with_name(MANIFEST_NAME)))
+    return AdapterFiles(weights, sidecar, template, _template_arguments(weights.with_name(MANIFEST_NAME)))
 
 
 def _template_arguments(manifest: Path) -> dict[str, Any]:

@@ -136,20 +136,20 @@ def describe_progress(job: dict[str, Any]) -> str:
     eta = None
     match progress:
         case TrainingProgress():
-            parts, eta = [f"step {progress.step}/{progress.total_steps}"], progress.eta_seconds
-            parts += [f"loss {progress.loss:.3f}"] if progress.loss is not None else []
+            phrases, eta = [f"step {progress.step}/{progress.total_steps}"], progress.eta_seconds
+            phrases += [f"loss {progress.loss:.3f}"] if progress.loss is not None else []
         # The last count may be below the total, and would look like a fault of a job that has continued or succeeded.
         case SelfEvaluationProgress() if job.get("stage") != Stage.SELF_EVALUATION:
-            parts = []
+            phrases = []
         case SelfEvaluationProgress():
-            parts = [f"{progress.activity.replace('_', ' ')} {progress.items_done}/{progress.items_total}"]
+            phrases = [f"{progress.activity.replace('_', ' ')} {progress.items_done}/{progress.items_total}"]
         case EvaluationProgress():
-            parts, eta = [f"item {progress.items_done}/{progress.items_total}"], progress.eta_seconds
+            phrases, eta = [f"item {progress.items_done}/{progress.items_total}"], progress.eta_seconds
         case MergeProgress():
-            parts = [f"shard {progress.shard}/{progress.of}"] if progress.of else [f"{100 * progress.fraction:.0f} %"]
+            phrases = [f"shard {progress.shard}/{progress.of}"] if progress.of else [f"{100 * progress.fraction:.0f} %"]
         case None:
-            parts = []
-    return "  ".join([*parts, *remaining(eta, job["state"])])
+            phrases = []
+    return "  ".join([*phrases, *remaining(eta, job["state"])])
 
 
 def remaining(eta: float | None, state: str) -> list[str]:

@@ -34,10 +34,10 @@ def job_rows(jobs: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
 
 def describe_origin(job: Mapping[str, Any]) -> str:
     """Return when a job was created, by whom, for which alias, and how long it has run."""
-    parts = [f"{format_minute(job['created_at'])} UTC"]
-    parts += [f"by {job['created_by']}"] if job.get("created_by") else []
-    parts += [f"for the alias {alias}"] if (alias := describe_alias_of(job)) else []
-    return " ".join(parts) + (f", ran {time}" if (time := run_time(job)) else "")
+    phrases = [f"{format_minute(job['created_at'])} UTC"]
+    phrases += [f"by {job['created_by']}"] if job.get("created_by") else []
+    phrases += [f"for the alias {alias}"] if (alias := describe_alias_of(job)) else []
+    return " ".join(phrases) + (f", ran {time}" if (time := run_time(job)) else "")
 
 
 def run_time(job: Mapping[str, Any]) -> str:
@@ -60,9 +60,9 @@ def describe_steps(job: Mapping[str, Any]) -> str:
     """Return the progress in a job's summary: steps, shards or items, loss and remaining time; empty before any."""
     if not job["total_steps"]:
         return ""
-    parts = [f"{job['step']}/{job['total_steps']}"]
-    parts += [f"loss {job['train_loss']:.3f}"] if job["train_loss"] is not None else []
-    return "  ".join([*parts, *remaining(job["eta_seconds"], job["state"])])
+    phrases = [f"{job['step']}/{job['total_steps']}"]
+    phrases += [f"loss {job['train_loss']:.3f}"] if job["train_loss"] is not None else []
+    return "  ".join([*phrases, *remaining(job["eta_seconds"], job["state"])])
 
 
 def result_of(job: Mapping[str, Any]) -> str:

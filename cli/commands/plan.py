@@ -18,7 +18,7 @@ from cli.client.parents import find_or_read_manifest
 from cli.client.remedies import with_file
 from cli.client.uploads import refuse_folders, refuse_other_file, training_file
 from cli.commands.contract_flags import parse_flags
-from cli.contract_sections import Sections, add_answer_models, lay_over, read_beside, read_sections
+from cli.contract_sections import Sections, add_answer_models, lay_over, read_request_options, read_sections
 from cli.options import (
     ContinueFrom,
     MethodOption,
@@ -115,8 +115,8 @@ def plan(
 
     try:
         sections = read_sections(contract)
-        beside = read_beside(contract)
-        preset, domain = preset or beside.get("preset"), domain or beside.get("domain")
+        request_options = read_request_options(contract)
+        preset, domain = preset or request_options.get("preset"), domain or request_options.get("domain")
         lay_over(sections, parse_flags(context.args))
         validation = validation or _named_file(sections, "validation_file", "--validation")
         replay = replay or _named_file(sections, "replay_file", "--replay")

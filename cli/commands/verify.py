@@ -121,11 +121,8 @@ def _describe_signature(signature: Signature | None, trusted: Collection[str] | 
 
 
 def _check_folder_name(folder: Path, manifest_name: str, digest: str) -> None:
-    """End the command for a folder that is named after another manifest.
-
-    In the storage a folder's name is the manifest's digest; elsewhere only the signature shows which manifest was
-    meant.
-    """
+    """End the command for a folder that is named after another manifest."""
+    # In the storage a folder's name is the manifest's digest; elsewhere only the signature shows which one was meant.
     name = folder.resolve().name
     if is_digest(name) and name != digest:
         fail(f"{manifest_name} is not the one of {name}: its SHA-256 is {digest}.")
@@ -140,9 +137,9 @@ def verify_folder(folder: Path, trusted: Collection[str] | None) -> tuple[Adapte
     manifest = parse_manifest(path.read_bytes(), digest)
     _check_folder_name(folder, MANIFEST_NAME, digest)
     verify_adapter(folder, manifest)
-    beside = folder / SIGNATURE_NAME
-    if beside.is_file():
-        return manifest, verify_signature(beside.read_bytes(), digest, trusted)
+    signature_file = folder / SIGNATURE_NAME
+    if signature_file.is_file():
+        return manifest, verify_signature(signature_file.read_bytes(), digest, trusted)
     if trusted is not None:
         raise unsigned()
     return manifest, None

@@ -102,7 +102,7 @@ def turns_of_blocks(form: RowForm, reading: Reading) -> list[Row]:
     Raises:
         Dropped: a turn or a block cannot be read.
     """
-    name, parts, roles, read_block = _FORMS[form]
+    name, blocks_key, roles, read_block = _FORMS[form]
     read: list[tuple[str, list[ContentBlock], Row]] = []
     for written in _listed(reading.take(name)):
         role = roles.get(str(written.get("role")))
@@ -110,8 +110,8 @@ def turns_of_blocks(form: RowForm, reading: Reading) -> list[Row]:
             raise Dropped(RowCode.ROW_ROLE_UNKNOWN)
         if any(written.get(key) not in EMPTY for key in _FIELDS_OF_CHATS):
             raise Dropped(RowCode.ROW_FIELD_CONFLICT)
-        reading.leave_out(f"{name}[]", written, {"role", parts, *FLAG_KEYS})
-        blocks = _blocks(written.get(parts), read_block, f"{name}[].{parts}[]", reading)
+        reading.leave_out(f"{name}[]", written, {"role", blocks_key, *FLAG_KEYS})
+        blocks = _blocks(written.get(blocks_key), read_block, f"{name}[].{blocks_key}[]", reading)
         read.append((role, blocks, {key: written[key] for key in sorted(FLAG_KEYS & written.keys())}))
     calls = Calls(frozenset(block.call_id for _, blocks, _ in read for block in blocks))
     return [turn | flags for role, blocks, flags in read for turn in _turns(role, blocks, calls)]
@@ -127,8 +127,8 @@ def system_of_blocks(form: RowForm, reading: Reading) -> str:
     for name in names:
         value = reading.row.get(name)
         if isinstance(value, list | dict) and value:
-            parts = value.get("parts") if isinstance(value, dict) else value
-            blocks = _blocks(parts, _system, f"{name}[]", reading)
+            written = value.get("parts") if isinstance(value, dict) else value
+            blocks = _blocks(written, _system, f"{name}[]", reading)
             reading.used.add(name)
             if isinstance(value, dict):
                 reading.leave_out(name, value, {"role", "parts"})
@@ -187,11 +187,6 @@ def _blocks(
 
 
 def _listed(value: Any) -> list[Row]:
-    """Return a list of objects.
-
-    Raises:
-        Dropped: the value is another one.
-    """
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise Dropped(RowCode.ROW_FIELD_TYPE)
     return value

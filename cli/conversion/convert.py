@@ -311,11 +311,7 @@ def _versions(row: Row) -> list[tuple[Row, bool]]:
 
 
 def _answered(row: Row, form: RowForm | None, rules: Rules, outcome: RowOutcome) -> RowOutcome:
-    """Return the chat with a row's chosen answer, even if the user asks for other kinds of rows.
-
-    Raises:
-        Dropped: the row is not converted.
-    """
+    """Return the chat with a row's chosen answer, even if the user asks for other kinds of rows."""
     options = replace(rules.options, as_rated=False, as_pairs=False, as_supervised=True)
     fresh = replace(outcome, changes=[], unused_keys=[*outcome.unused_keys])
     return _converted(row, form, replace(rules, options=options), fresh)

@@ -215,10 +215,10 @@ def _exchange(question: Any, answer: Any) -> list[Row]:
 
 def _prompt_completion(reading: Reading) -> list[Row]:
     prompt, completion = reading.take(*PROMPTS), reading.take(*COMPLETIONS)
-    return [*_said(prompt, "user", reading), *_said(completion, "assistant", reading)]
+    return [*_turns_of(prompt, "user", reading), *_turns_of(completion, "assistant", reading)]
 
 
-def _said(value: Any, role: str, reading: Reading) -> list[Row]:
+def _turns_of(value: Any, role: str, reading: Reading) -> list[Row]:
     """Return a string, a turn or a list of turns as turns."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
@@ -242,7 +242,7 @@ def _preference(reading: Reading) -> list[Row]:
     reading.outcome.change(RowChange.PREFERRED_ANSWER_TAKEN)
     if isinstance(chosen, str) and "prompt" not in reading.row and (divided := to_turns(chosen)):
         return divided
-    answer = _said(chosen, "assistant", reading)
+    answer = _turns_of(chosen, "assistant", reading)
     is_whole = len(answer) > 1 and answer[0]["role"] in ("user", "system")
     listed = turns_of(reading.row)
     if listed and not is_whole:
@@ -256,7 +256,7 @@ def _preference(reading: Reading) -> list[Row]:
         if "prompt" not in reading.row or "prompt" in reading.used:
             return answer
     prompt = reading.take(*QUESTIONS)
-    return [*_said(prompt, "user", reading), *answer]
+    return [*_turns_of(prompt, "user", reading), *answer]
 
 
 def _text(reading: Reading) -> list[Row]:

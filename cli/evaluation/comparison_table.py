@@ -43,7 +43,7 @@ def notes(
     for name, comparison in named.items():
         floor = (noise_floors or {}).get(name)
         if floor is not None and comparison.difference is not None:
-            lines.append(f"{name}: two runs of old differ by {floor:.3f}; {_beside_noise(comparison, floor)}")
+            lines.append(f"{name}: two runs of old differ by {floor:.3f}; {_compare_with_noise(comparison, floor)}")
     for name, comparison in named.items():
         if comparison.status is Status.PASSED:
             continue
@@ -63,7 +63,7 @@ def wins_line(name: str, outcome: WinRate) -> str:
     return f"{name}: win rate of new {outcome.rate:.3f} ({counts}; 95 % each end {low:.3f} … {high:.3f})"
 
 
-def _beside_noise(comparison: Comparison, floor: float) -> str:
+def _compare_with_noise(comparison: Comparison, floor: float) -> str:
     """Describe a difference relative to noise: varying answers, which the floor measures, or the chance selection of
     items.
     """

@@ -23,7 +23,7 @@ SERVING_SHARE, MOST_SHARE = 0.6, 0.9
 """Share of the memory for all replicas together: the default, and the largest share if the weights need more."""
 UTILIZATION, QUANTIZATION = "MENS_SERVING_GPU_MEMORY_UTILIZATION", "MENS_SERVING_QUANTIZATION"
 TRAINER_SHARE, LEAST_TRAINER_SHARE = "MENS_TRAINER_GPU_SHARE", 0.05
-BESIDE_WEIGHTS = 2 << 30
+OVERHEAD_BYTES = 2 << 30
 """Memory of a replica in addition to its weights: the engine, adapters, and the KV cache of a few sequences."""
 ROUNDING = "fp8_per_channel"
 """Rounding of a base that would not fit a GPU otherwise."""
@@ -60,13 +60,14 @@ def gpu_settings(settings: Settings, bases: Sequence[str], gpus: Sequence[TorchG
     memory, alone = gpus[-1].memory_bytes, len(gpus) > 1
     rounding = roundings(settings, bases, memory)
     shares = memory_shares(settings, bases, memory, rounding, share=MOST_SHARE if alone else SERVING_SHARE)
-    parts = [os.environ.get(UTILIZATION) or f"{part / memory:.3f}" for part in shares]
+    utilizations = [os.environ.get(UTILIZATION) or f"{part / memory:.3f}" for part in shares]
     replicas = [
-        {UTILIZATION: part} | ({QUANTIZATION: way} if way else {}) for part, way in zip(parts, rounding, strict=True)
+        {UTILIZATION: part} | ({QUANTIZATION: way} if way else {})
+        for part, way in zip(utilizations, rounding, strict=True)
     ]
     common = {"MENS_SERVING_DEVICE": "cuda"}
     if not alone:
-        rest = f"{max(LEAST_TRAINER_SHARE, 1 - sum(map(float, parts))):.3f}"
+        rest = f"{max(LEAST_TRAINER_SHARE, 1 - sum(map(float, utilizations))):.3f}"
         trainer = common[TRAINER_SHARE] = os.environ.get(TRAINER_SHARE) or rest
         return GpuSettings(common, tuple(replicas), float(trainer))
     *others, last = _names(len(gpus))
@@ -85,7 +86,7 @@ def roundings(settings: Settings, bases: Sequence[str], memory: int) -> list[str
     weights = [_weight_bytes(settings, entries.get(name), None, on_gpu=True) for name in bases]
     for place in sorted(range(len(bases)), key=lambda place: -weights[place]):
         entry = entries.get(bases[place])
-        if sum(weights) + BESIDE_WEIGHTS * len(bases) <= MOST_SHARE * memory:
+        if sum(weights) + OVERHEAD_BYTES * len(bases) <= MOST_SHARE * memory:
             break
         if entry and not entry.twin_of:
             ways[place] = ROUNDING
@@ -121,7 +122,7 @@ def memory_shares(
         _weight_bytes(settings, entries.get(name), way, on_gpu=rounding is not None)
         for name, way in zip(bases, ways, strict=True)
     ]
-    needed = sum(weights) + BESIDE_WEIGHTS * len(bases)
+    needed = sum(weights) + OVERHEAD_BYTES * len(bases)
     room = max(int(share * memory), min(int(MOST_SHARE * memory), needed))
     left = max(0, room - sum(weights)) // len(bases)
     return [weight + left for weight in weights]

@@ -193,9 +193,7 @@ class Stack:
         return self._supervisor is not None
 
     def _is_hopeless(self, name: str) -> bool:
-        """Return whether another start of a replica will fail like the last one: it was refused, or vLLM could not
-        start its engine.
-        """
+        """Return whether another start of a replica will fail like the last one."""
         cause = find_cause(self._new_log(name).decode(errors="replace"))
         return name.startswith(SERVING) and cause is not None and (cause.coded or bool(cause.remedy))
 
@@ -253,9 +251,7 @@ class Stack:
         return [f"{SUPERVISORD} ended ({how}) and was started again, with all programs; log: {log}"]
 
     def _begin_restart(self, program: str) -> None:
-        """Let the program's log since this restart begin where it ended at the last call of `new_events`, before the
-        restart.
-        """
+        # The log since this restart begins where it ended at the last call of `new_events`, before the restart.
         self._restarted.add(program)
         self._log_starts[program] = self._log_sizes.get(program, 0)
 

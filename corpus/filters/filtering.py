@@ -69,7 +69,7 @@ class Filtering:
         return f"{STAGE} {self.label}"
 
     def with_content_digests(self) -> Filtering:
-        """Return the stage with the present digests of its files."""
+        """Return the stage with the current digests of its files."""
         return replace(self, files=find_files(self.files.path) or self.files)
 
     def parameters(self) -> dict[str, Any]:

@@ -61,9 +61,9 @@ class Generation:
 
     def inputs(self) -> dict[str, str]:
         """Return the digest of each file that a column reads."""
-        self._samplers  # noqa: B018 - names a file that is missing
+        self._samplers  # noqa: B018 - raises the error that names a missing file
         if self.recipe.models:
-            self._model_rows.pools()  # likewise
+            self._model_rows.pools()  # the same
         columns = self.recipe.columns
         files = [column.file for column in columns if isinstance(column, LinesColumn | RowsColumn)]
         files += [column.seeds for column in columns if isinstance(column, SelfInstructColumn)]

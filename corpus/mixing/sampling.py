@@ -13,9 +13,9 @@ from xxhash import xxh3_64_intdigest
 _RANGE = 1 << 64
 
 
-def hash_of(seed: int, *parts: str) -> int:
+def hash_of(seed: int, *values: str) -> int:
     """Return XXH3 (64 bits) of seed and parts."""
-    return xxh3_64_intdigest("\0".join(parts).encode(errors="replace"), seed)
+    return xxh3_64_intdigest("\0".join(values).encode(errors="replace"), seed)
 
 
 def copies_of(seed: int, row: str, weight: float, sample_rate: float | None = None) -> int:

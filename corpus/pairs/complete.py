@@ -34,10 +34,10 @@ class Complete:
 
     def pairs(self, unit: UnitRow, context: RuleContext) -> Iterator[Draft]:
         """See :class:`corpus.pairs.rule.PairRule`."""
-        parts = halves(unit) if unit.size >= MIN_SIZE else None
-        if not parts:
+        split = halves(unit) if unit.size >= MIN_SIZE else None
+        if not split:
             return
-        head, body = parts
+        head, body = split
         lines = body.split("\n")
         places = [number for number, line in enumerate(lines) if number and line[:1].strip() and line[0] not in ")]}#"]
         for step in range(min(MAX_CUTS, len(places))):
@@ -47,7 +47,9 @@ class Complete:
             if not (self._is_whole(prefix, unit, context) and self._is_whole(_wrapped(rest), unit, context)):
                 continue
             row = {
-                "prompt": prompt_of(self.name, unit, code=fenced(prefix, unit.language), given=definitions_for(unit)),
+                "prompt": prompt_of(
+                    self.name, unit, code=fenced(prefix, unit.language), definitions=definitions_for(unit)
+                ),
                 "response": rest,
                 **labels("completion", "completion", 3, unit),
             }

@@ -27,7 +27,7 @@ class FromDocstring:
             "docstring": unit.docstring,
             "name": unit.name,
             "language": unit.language,
-            "given": definitions_for(unit),
+            "definitions": definitions_for(unit),
         }
         row = {
             "prompt": prompt_of(self.name, unit, **item),

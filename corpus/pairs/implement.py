@@ -20,11 +20,11 @@ class Implement:
 
     def pairs(self, unit: UnitRow, context: RuleContext) -> Iterator[Draft]:
         """See :class:`corpus.pairs.rule.PairRule`."""
-        parts = halves(unit) if unit.docstring else None
-        if not parts:
+        split = halves(unit) if unit.docstring else None
+        if not split:
             return
-        head, body = parts
-        item = {"code": fenced(head, unit.language), "name": unit.name, "given": definitions_for(unit)}
+        head, body = split
+        item = {"code": fenced(head, unit.language), "name": unit.name, "definitions": definitions_for(unit)}
         is_tested = unit.kind == "function" and context.neighbours.is_tested(unit.name)
         row = {
             "prompt": prompt_of(self.name, unit, **item),

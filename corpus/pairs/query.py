@@ -25,7 +25,7 @@ class DescribedQuery:
             return
         tables = fenced(unit.context, unit.language) if unit.context else ""
         row = {
-            "prompt": prompt_of(self.name, unit, docstring=unit.docstring, given=tables),
+            "prompt": prompt_of(self.name, unit, docstring=unit.docstring, definitions=tables),
             "response": unit.code,
             **labels("sql", "synthesis", 4, unit),
         }

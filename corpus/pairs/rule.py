@@ -115,12 +115,12 @@ def fenced(code: str, language: str) -> str:
 
 def definitions_for(unit: UnitRow) -> str:
     """Return the definitions of its module that a unit uses, as the end of a prompt; empty if it uses none."""
-    parts = []
+    paragraphs = []
     if unit.context:
-        parts.append("Imports:\n" + fenced(unit.context, unit.language))
+        paragraphs.append("Imports:\n" + fenced(unit.context, unit.language))
     if unit.uses:
-        parts.append("Also defined in the module: " + ", ".join(f"`{name}`" for name in unit.uses) + ".")
-    return "\n\n".join(parts)
+        paragraphs.append("Also defined in the module: " + ", ".join(f"`{name}`" for name in unit.uses) + ".")
+    return "\n\n".join(paragraphs)
 
 
 def proof_of(unit: UnitRow, code: str) -> str:

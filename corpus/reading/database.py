@@ -198,10 +198,10 @@ class Snapshot:
         with self._database.errors():
             result = self._execute("SELECT *", query, stream_results=True, max_row_buffer=rows)
         with closing(result):  # a caller that has read enough leaves a cursor open on the server
-            parts = result.partitions(rows)
+            partitions = result.partitions(rows)
             while True:
                 with self._database.errors():
-                    part = next(parts, None)
+                    part = next(partitions, None)
                 if part is None:
                     return
                 yield part

@@ -2,7 +2,7 @@
 
     time of the source ─► snapshot ─► pages in the order (watermark, key) ─► row template ─► secrets, personal data ─► shards ─► state
 
-Rows are read up to an upper end: the present time minus the lag, but not beyond the start of the oldest running
+Rows are read up to an upper end: the current time minus the lag, but not beyond the start of the oldest running
 transaction, because a row may be committed later than its own timestamp. The next pull begins ``lag`` before the last
 row and skips versions that it already has.
 """
@@ -306,7 +306,7 @@ class _Pull:
             self.report.rows += 1
 
     def _leave_out(self, reason: str, locator: dict[str, Any]) -> None:
-        """Count a version that is not written. Earlier versions of its key no longer count."""
+        """Count a version that is not written, and note it, because it replaces the earlier versions of its key."""
         self.report.dropped[str(reason)] += 1
         # A pull without a watermark reads all rows again, so it has no earlier version.
         if self.spec.watermark and (version := version_of(locator)) not in self._noted:

@@ -63,18 +63,18 @@ class RowTemplate:
         return lambda _values: template
 
     def _text(self, template: str, key: str, *, is_text: bool) -> Leaf:
-        parts: list[str | Leaf] = []
+        segments: list[str | Leaf] = []
         for piece in pieces(template):
             if not isinstance(piece, str):
-                parts.append(self._value(piece, key))
+                segments.append(self._value(piece, key))
             elif piece:
-                parts.append(piece)
-        if all(isinstance(part, str) for part in parts):
+                segments.append(piece)
+        if all(isinstance(part, str) for part in segments):
             return lambda _values: template
-        if len(parts) == 1 and callable(parts[0]):
-            only = parts[0]
+        if len(segments) == 1 and callable(segments[0]):
+            only = segments[0]
             return (lambda values: _text_of(only(values))) if is_text else only
-        return lambda values: "".join([part if isinstance(part, str) else _text_of(part(values)) for part in parts])
+        return lambda values: "".join([part if isinstance(part, str) else _text_of(part(values)) for part in segments])
 
     def _value(self, path: tuple[str | int, ...], key: str) -> Leaf:
         name, rest = path[1] if len(path) > 1 else "", path[2:]

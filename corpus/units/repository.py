@@ -18,7 +18,7 @@ _MARK = "\1"
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository at its present commit.
+    """A repository at its current commit.
 
     Attributes:
         top: its root folder.

@@ -84,9 +84,9 @@ def safe_name(name: str) -> str:
     return re.sub(r"^\.", "%2E", quote(name, safe=""))
 
 
-def file_name(*parts: str) -> str:
+def file_name(*names: str) -> str:
     """Return the path of a body in the archive."""
-    return "/".join([RAW, *map(safe_name, parts)])
+    return "/".join([RAW, *map(safe_name, names)])
 
 
 class Archive:

@@ -119,11 +119,11 @@ def inspect_project(reader: Reader, today: date, requests: Mapping[str, int] | N
 
 
 def _tuned_model(name: str, entry: Item | None, jobs: list[str], today: date, requests: int | None) -> TunedModel:
-    parts, ending = parse_name(name), ending_of(name, (entry or {}).get("shutdown_date"))
+    parsed, ending = parse_name(name), ending_of(name, (entry or {}).get("shutdown_date"))
     return TunedModel(
         name=name,
-        base=parts.base,
-        suffix=parts.suffix,
+        base=parsed.base,
+        suffix=parsed.suffix,
         ends_on=ending.day,
         days_left=ending.days_left(today),
         date_from=ending.source,

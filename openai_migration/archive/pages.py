@@ -44,12 +44,12 @@ class Reader:
     sent: int = 0
 
     def fetch(
-        self, path: str, parts: tuple[str, ...], query: Query | None = None, *, page: bool = False
+        self, path: str, location: tuple[str, ...], query: Query | None = None, *, page: bool = False
     ) -> ArchiveEntry:
         """Return the entry of a GET request, which is sent only if the archive lacks its body.
 
         Args:
-            parts: the body's path below the project's folder.
+            location: the body's path below the project's folder.
             page: whether the body must be a page of a list; any other body counts as a refusal.
         """
         parameters = dict(query or {})
@@ -67,10 +67,10 @@ class Reader:
                 return self.archive.add(entry, None)
             if page and not _is_page(body):
                 return self.archive.add(msgspec.structs.replace(entry, code=NOT_JSON), None)
-            return self.archive.add(msgspec.structs.replace(entry, file=file_name(project, *parts)), body)
+            return self.archive.add(msgspec.structs.replace(entry, file=file_name(project, *location)), body)
 
     def items(
-        self, path: str, parts: tuple[str, ...], query: Query = PAGES, limit: int | None = None
+        self, path: str, location: tuple[str, ...], query: Query = PAGES, limit: int | None = None
     ) -> Iterator[Item]:
         """Yield the objects of a list, each once. It ends at a refusal, which is added to ``refused``.
 
@@ -82,7 +82,7 @@ class Reader:
         number = 1
         while True:
             following = {**query, "after": after[-1]} if after else query
-            entry = self.fetch(path, (*parts, f"page-{number:04}.json"), following, page=True)
+            entry = self.fetch(path, (*location, f"page-{number:04}.json"), following, page=True)
             if entry.is_refused:
                 # The last object of a page may be deleted by now: the one before it serves as well.
                 if after[1:] and entry.status in {400, 404}:

@@ -27,9 +27,9 @@ class Section(StrEnum):
     CHATS = "chats"
 
 
-def url_path(*parts: str) -> str:
+def url_path(*segments: str) -> str:
     """Return a URL path built from ids that OpenAI chose."""
-    return "/".join(quote(part, safe="") for part in parts)
+    return "/".join(quote(segment, safe="") for segment in segments)
 
 
 def _fetch_evals(reader: Reader, counts: Counter[str]) -> None:

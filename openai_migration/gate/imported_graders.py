@@ -121,7 +121,7 @@ def _import(
     try:
         grader = GRADER.validate_python(fields)
         check_runnable(grader, sandbox)
-        grader = judges.seated(grader) if judges else grader
+        grader = judges.with_own_models(grader) if judges else grader
     except ValidationError as error:
         first = error.errors()[0]
         return ImportedGrader(name, known_as, None, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")

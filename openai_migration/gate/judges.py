@@ -49,13 +49,15 @@ class Judges:
     refused: Mapping[str, MensError] = field(default_factory=dict)
     stored: Mapping[str, NewAnswer] = field(default_factory=dict)
 
-    def seated(self, grader: Grader) -> Grader:
+    def with_own_models(self, grader: Grader) -> Grader:
         """Return the grader with its models replaced by this installation's judge models.
-        Conflict: the judge is an alias that is split.
+
+        Raises:
+            MensError: the reason why no model judges.
         """
         if isinstance(grader, MultiGrader):
-            parts = {name: self.seated(part) for name, part in grader.graders.items()}
-            return grader.model_copy(update={"graders": parts})
+            graders = {name: self.with_own_models(part) for name, part in grader.graders.items()}
+            return grader.model_copy(update={"graders": graders})
         if not isinstance(grader, ScoreModel | LabelModel):
             return grader
         if error := self.refused.get(grader.model):
@@ -89,8 +91,8 @@ def judge_models(contents: ArchiveContents, project: str) -> list[str]:
 def _models_of(criterion: Mapping[str, Any]) -> Iterator[str]:
     if criterion.get("type") in OF_MODELS and isinstance(criterion.get("model"), str):
         yield criterion["model"]
-    parts = criterion.get("graders")
-    for part in parts.values() if isinstance(parts, dict) else ():
+    graders = criterion.get("graders")
+    for part in graders.values() if isinstance(graders, dict) else ():
         yield from _models_of(part)
 
 

@@ -71,12 +71,12 @@ def _call(call: dict[str, Any]) -> tuple[str, dict[str, str]]:
     text = str(function.get("arguments") or "{}")
     arguments = _json_object(text)
     # As strings, because in Python 1, 1.0 and True are equal.
-    parts = (
+    values = (
         {"": text}
         if arguments is None
         else {name: json.dumps(value, sort_keys=True) for name, value in arguments.items()}
     )
-    return str(function.get("name")), parts
+    return str(function.get("name")), values
 
 
 def _expected(label: GateAnswer) -> list[ExpectedCall]:

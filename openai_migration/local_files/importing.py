@@ -213,8 +213,8 @@ def _add_answers(archive: Archive, model: str, answers: list[RecordedAnswer]) ->
         sample = sampled[prompt, answer.model]
         sampled[prompt, answer.model] += 1
         query = {"request": digest_json({**answer.request, "model": answer.model}), "sample": str(sample)}
-        parts = ("answers", answer.model, f"{prompt[:32]}-{sample}.json")
-        entry = _add(archive, "chat/completions", parts, msgspec.json.encode(answer.response), query)
+        location = ("answers", answer.model, f"{prompt[:32]}-{sample}.json")
+        entry = _add(archive, "chat/completions", location, msgspec.json.encode(answer.response), query)
         line: dict[str, Any] = {
             "id": prompt,
             "source": IMPORTED,
@@ -237,16 +237,16 @@ def _add_answers(archive: Archive, model: str, answers: list[RecordedAnswer]) ->
     write_private(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines.values()))
 
 
-def _add_page(archive: Archive, path: str, parts: tuple[str, ...], items: list[Item], query: dict[str, str]) -> None:
+def _add_page(archive: Archive, path: str, location: tuple[str, ...], items: list[Item], query: dict[str, str]) -> None:
     page = {"object": "list", "data": items, "has_more": False}
-    _add(archive, path, (*parts, "imported.json"), msgspec.json.encode(page), query)
+    _add(archive, path, (*location, "imported.json"), msgspec.json.encode(page), query)
 
 
 def _add(
-    archive: Archive, path: str, parts: tuple[str, ...], content: bytes, query: dict[str, str] | None = None
+    archive: Archive, path: str, location: tuple[str, ...], content: bytes, query: dict[str, str] | None = None
 ) -> ArchiveEntry:
     """Store a body with a method and status which show that no request was sent for it."""
     with archive.body() as body:
         body.write(content)
-        entry = ArchiveEntry(PROJECT, "IMPORT", path, query or {}, 0, now(), file_name(PROJECT, *parts))
+        entry = ArchiveEntry(PROJECT, "IMPORT", path, query or {}, 0, now(), file_name(PROJECT, *location))
         return archive.add(entry, body)

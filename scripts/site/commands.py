@@ -27,12 +27,12 @@ def _sections(name: str, command: Any) -> Iterator[str]:
     """Yield the section of a command, and those of its subcommands."""
     subcommands = getattr(command, "commands", {})
     depth = min(name.count(" ") + 1, 4)
-    parts = [f"{'#' * depth} {name}\n", prose((command.help or "").strip())]
+    blocks = [f"{'#' * depth} {name}\n", prose((command.help or "").strip())]
     if not subcommands:
         context = command.make_context(name, [], resilient_parsing=True)
-        parts.append(f"\n```\n{' '.join([name, *command.collect_usage_pieces(context)])}\n```")
-    parts += ["", table(("argument, option", "default", "what it is"), _rows(command))]
-    yield "\n".join(parts) + "\n"
+        blocks.append(f"\n```\n{' '.join([name, *command.collect_usage_pieces(context)])}\n```")
+    blocks += ["", table(("argument, option", "default", "what it is"), _rows(command))]
+    yield "\n".join(blocks) + "\n"
     for subcommand in subcommands.values():
         if not subcommand.hidden:
             yield from _sections(f"{name} {subcommand.name}", subcommand)

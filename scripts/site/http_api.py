@@ -38,19 +38,19 @@ def operations_page() -> str:
     for path, methods in _document()["paths"].items():
         for method, operation in methods.items():
             sections[operation.get("tags", ["other"])[0]].append(_operation(f"{method.upper()} {path}", operation))
-    parts = [part for tag, operations in sorted(sections.items()) for part in (f"## {tag}\n", *operations)]
-    return "\n".join([OPERATIONS_HEAD, *parts])
+    blocks = [part for tag, operations in sorted(sections.items()) for part in (f"## {tag}\n", *operations)]
+    return "\n".join([OPERATIONS_HEAD, *blocks])
 
 
 def _operation(title: str, operation: dict[str, Any]) -> str:
-    parts = [f"### `{title}`\n", prose(operation.get("description") or operation.get("summary", "")) + "\n"]
-    parts.append(table(("parameter", "in", "type", "what it is"), map(_parameter, operation.get("parameters", ()))))
+    blocks = [f"### `{title}`\n", prose(operation.get("description") or operation.get("summary", "")) + "\n"]
+    blocks.append(table(("parameter", "in", "type", "what it is"), map(_parameter, operation.get("parameters", ()))))
     if body := _content(operation.get("requestBody", {})):
-        parts.append(f"Body: {body}\n")
+        blocks.append(f"Body: {body}\n")
     for status, answer in operation.get("responses", {}).items():
         if status.startswith("2"):
-            parts.append(f"Answer {status}: {_content(answer) or 'no JSON'}\n")
-    return "\n".join(parts)
+            blocks.append(f"Answer {status}: {_content(answer) or 'no JSON'}\n")
+    return "\n".join(blocks)
 
 
 def _parameter(parameter: dict[str, Any]) -> tuple[str, str, str, str]:

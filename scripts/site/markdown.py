@@ -26,5 +26,5 @@ def code(text: object) -> str:
 
 def prose(text: str) -> str:
     """Return a description that was not written as Markdown, escaped so that the page shows its characters unchanged."""
-    parts = re.split(r"(``.+?``|`[^`]+`)", text)
-    return "".join(part if index % 2 else re.sub(r"([\\*_<>\[\]])", r"\\\1", part) for index, part in enumerate(parts))
+    pieces = re.split(r"(``.+?``|`[^`]+`)", text)
+    return "".join(part if index % 2 else re.sub(r"([\\*_<>\[\]])", r"\\\1", part) for index, part in enumerate(pieces))

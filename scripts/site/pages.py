@@ -80,14 +80,14 @@ def decisions_page() -> str:
 def with_navigation(index: str) -> str:
     """Return the index with the generated pages in its section for reference, and each section's pages as navigation."""
     generated = "".join(f"- [{title}]({name}): {description}\n" for name, (title, description, _) in GENERATED.items())
-    parts = [index[: index.index("\n## ") + 1]]
+    sections = [index[: index.index("\n## ") + 1]]
     placed: set[str] = set()  # Sphinx warns if the navigation contains a page twice.
     for title, body in SECTION.findall(index):
         lines = body.rstrip("\n") + "\n" + (generated if title == REFERENCE else "")
         pages = [link for link, _anchor in LINK.findall(lines) if link.endswith(".md") and link not in placed]
         placed.update(pages)
-        parts.append(f"## {title}\n{lines}\n{toctree(pages, caption=title) if pages else ''}")
-    return "\n".join(parts)
+        sections.append(f"## {title}\n{lines}\n{toctree(pages, caption=title) if pages else ''}")
+    return "\n".join(sections)
 
 
 def toctree(pages: Iterable[str], caption: str = "") -> str:

@@ -127,11 +127,11 @@ def choose_cache(
     if settings.serving_device == "cuda":
         return CacheSizes(requested, settings.serving_kv_cache_bytes)
     length, prefix = requested or own_len or UNKNOWN_LENGTH, settings.serving_prefix_caching
-    beside = weight_bytes(config, dtype) + ENGINE_BYTES + sizes.most_bytes
-    room = settings.serving_kv_cache_bytes or max(0, memory - beside)
+    other_bytes = weight_bytes(config, dtype) + ENGINE_BYTES + sizes.most_bytes
+    room = settings.serving_kv_cache_bytes or max(0, memory - other_bytes)
     served = longest_sequence(config, room, length, dtype, prefix_caching=prefix)
     if served < (length if requested else min(length, LEAST_TOKENS)):
-        raise _does_not_fit(settings, config, dtype, served, length, room, beside, memory)
+        raise _does_not_fit(settings, config, dtype, served, length, room, other_bytes, memory)
     needed = _needed(config, served, dtype, prefix)
     token = sequence_bytes(config, length, dtype, prefix_caching=prefix) / length
     wish = max(LEAST_CACHE_BYTES, int(CONCURRENT_TOKENS * token))
@@ -204,7 +204,7 @@ def _does_not_fit(
     served: int,
     length: int,
     room: int,
-    beside: int,
+    other_bytes: int,
     memory: int,
 ) -> InvalidRequest:
     """Return the error for a base that does not fit. It names the needed and the available size, and the settings to
@@ -221,7 +221,7 @@ def _does_not_fit(
         )
         ways = [shorter, f"raise MENS_SERVING_KV_CACHE_BYTES to {needed}"]
     else:
-        available, needed, param = memory, beside + needed, "MENS_SERVING_MEMORY_BYTES"
+        available, needed, param = memory, other_bytes + needed, "MENS_SERVING_MEMORY_BYTES"
         message = (
             f"{settings.serving_base} needs {_gib(needed)} of memory in {dtype} with a context of {least:,} tokens"
             f" ({_gib(weight_bytes(config, dtype))} of it for weights), and this replica may use {_gib(memory)}."

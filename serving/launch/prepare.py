@@ -62,9 +62,9 @@ class Launch:
     end_ids: tuple[int, ...]
 
     def __str__(self) -> str:
-        parts = [str(self.cache), *([_threads(self.threads)] if self.settings.serving_device == "cpu" else [])]
-        parts += [str(self.sizes), str(self.parsers)]
-        return f"Serving {self.settings.serving_base} in {self.dtype}: {'; '.join(parts)}."
+        decisions = [str(self.cache), *([_threads(self.threads)] if self.settings.serving_device == "cpu" else [])]
+        decisions += [str(self.sizes), str(self.parsers)]
+        return f"Serving {self.settings.serving_base} in {self.dtype}: {'; '.join(decisions)}."
 
 
 def prepare(settings: ServingSettings) -> Launch:

@@ -204,7 +204,7 @@ class SelfTest:
         }  # fmt: skip
         messages: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
         never = asyncio.Event()
-        status, parts = 500, bytearray()
+        status, content = 500, bytearray()
 
         async def receive() -> Message:
             if (message := next(messages, None)) is None:
@@ -215,10 +215,10 @@ class SelfTest:
         async def send(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
-            parts.extend(message.get("body", b""))
+            content.extend(message.get("body", b""))
 
         await self._app(scope, receive, send)
-        return status, bytes(parts)
+        return status, bytes(content)
 
 
 def is_of_requests(record: logging.LogRecord) -> bool:

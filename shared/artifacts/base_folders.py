@@ -21,7 +21,7 @@ from shared.base_models.catalog import BaseModelEntry, LocalSource
 from shared.errors import NotFound
 from shared.settings import Settings
 
-BESIDE = (PROBES_NAME, FIDELITY_NAME, MODEL_SIGNATURE_NAME)
+COMPANIONS = (PROBES_NAME, FIDELITY_NAME, MODEL_SIGNATURE_NAME)
 """Files that a merged model's folder may have in addition to the model's own: probes of its replicas, its measured
 fidelity, its signature.
 """
@@ -104,7 +104,7 @@ def fetch_merged(storage: Storage, digest: str, folder: Path) -> ModelManifest:
         storage.fetch_folder("models", digest, sorted(manifest.files), copy)
         verify_merged_folder(copy, manifest)
         (copy / MODEL_MANIFEST_NAME).write_bytes(manifest.to_bytes())
-        for name in BESIDE:
+        for name in COMPANIONS:
             with suppress(NotFound):  # it is signed only if workers have a key
                 (copy / name).write_bytes(storage.manifest_bytes("models", digest, name))
         try:

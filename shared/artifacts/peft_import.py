@@ -117,8 +117,8 @@ def tensor_names(stored: Iterable[str]) -> tuple[dict[str, tuple[str, str]], lis
     for name in stored:
         if (match := FACTOR.fullmatch(name)) is None:
             raise _not_a_factor(name)
-        module, parts = _unwrapped(match["module"])
-        removed |= parts
+        module, wrappers = _unwrapped(match["module"])
+        removed |= wrappers
         adapters.setdefault(match["adapter"] or "", name)
         if len(adapters) > 1:
             raise _several_adapters(adapters)
@@ -135,15 +135,15 @@ def tensor_names(stored: Iterable[str]) -> tuple[dict[str, tuple[str, str]], lis
 
 def _unwrapped(module: str) -> tuple[str, set[str]]:
     """Return a module's name in the base, and the parts that were removed from it or are missing."""
-    parts = module.split(".")
-    removed = set(parts) & WRAPPERS
-    parts = [part for part in parts if part not in WRAPPERS]
+    names = module.split(".")
+    removed = set(names) & WRAPPERS
+    names = [part for part in names if part not in WRAPPERS]
     prefixes = 0
-    while tuple(parts[:2]) == PREFIX:
-        parts, prefixes = parts[2:], prefixes + 1
+    while tuple(names[:2]) == PREFIX:
+        names, prefixes = names[2:], prefixes + 1
     if prefixes != 1:
         removed.add(f"{prefixes} times {'.'.join(PREFIX)}")
-    return ".".join(parts), removed
+    return ".".join(names), removed
 
 
 def _notes_on_names(removed: set[str]) -> list[str]:

@@ -85,8 +85,8 @@ def linear_layers(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def lora_modules(config: ModelConfig, target_modules: Sequence[str] | None = None) -> dict[str, tuple[int, int]]:
-    """Return the linear layers that get a LoRA pair: all, or those that PEFT matches with the names: a name matches a
-    module's whole name or its last parts.
+    """Return the linear layers that get a LoRA pair: all, or those that PEFT matches with `target_modules`. A target is
+    a module's whole name or its last components.
     """
     layers = linear_layers(config)
     if target_modules is None:

@@ -62,7 +62,7 @@ def _answer(checkers: dict[str, Checker], language: str, text: str, wants_units:
             return {"units": None}, False
         return _divided(checker, text), False
     except (RecursionError, MemoryError):
-        return _wire(Check((Diagnostic("too_complex", "it is nested too deep, or too large to be checked"),))), True
+        return _wire(Check((Diagnostic("too_complex", "it is nested too deeply, or too large to be checked"),))), True
     except Exception as error:
         # A checker of another package may raise anything; the process has to answer, or its caller waits for the limit.
         return {"error": f"{type(error).__name__}: {error}"[:500]}, False

@@ -20,7 +20,7 @@ def limit(kind: int, value: int) -> None:
 
 
 def limit_added_memory(more_bytes: int) -> None:
-    """Limit the address space to its present size plus a number of bytes."""
+    """Limit the address space to its current size plus a number of bytes."""
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit(resource.RLIMIT_AS, mapped + more_bytes)
 

@@ -72,7 +72,7 @@ class ContainedProcess:
         return self.process.poll() is None
 
     def send(self, content: bytes) -> None:
-        """Write to its input; if the process has ended, the text is lost, and :meth:`read_line` shows that."""
+        """Write to its input. If the process has ended, the content is lost, and :meth:`read_line` shows that."""
         assert self.process.stdin
         with suppress(BrokenPipeError):
             self.process.stdin.write(content)

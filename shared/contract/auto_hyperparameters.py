@@ -86,11 +86,11 @@ def note_on_default_rate(
     """
     if is_default and pairs:
         default = f"exec.learning_rate is the contract's default, {rate:g}, which suits supervised training"
-        return [f"{default}; the rule for preferences gives {auto_learning_rate(rate_of_base, pairs=True):g}: set it."]
+        return [f"{default}; set it to {auto_learning_rate(rate_of_base, pairs=True):g}, the rate for preferences."]
     if not is_default or rate_of_base is None or rate_of_base == rate:
         return []
     default = f"exec.learning_rate is the contract's default, {rate:g}"
-    return [f"{default}; {base} learns well at {rate_of_base:g} (its entry in the catalogue): set it."]
+    return [f"{default}; set it to {rate_of_base:g}, the rate in the catalogue's entry for {base}."]
 
 
 def note_on_forgetting(

@@ -86,11 +86,11 @@ def field_types(flat_name: str) -> frozenset[Any]:
 
 
 def _classes(annotation: Any) -> frozenset[Any]:
-    origin, parts = get_origin(annotation), get_args(annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _classes(parts[0])
+        return _classes(arguments[0])
     if origin in (Union, UnionType):
-        return frozenset().union(*map(_classes, parts))
+        return frozenset().union(*map(_classes, arguments))
     return frozenset({origin or annotation})
 
 

@@ -130,8 +130,8 @@ class DataSection(ContractValue):
     )
     thoughts: ThoughtsRule = Field(
         ThoughtsRule.LEARN,
-        description="Thoughts of answers (reasoning_content): learn: trained on like the answer; context: written, but not trained"
-        " on; drop: left out.",
+        description="Use of an answer's thoughts (reasoning_content). learn: train on them; context: keep them in the row, but do"
+        " not train on them; drop: remove them.",
     )
 
 
@@ -160,7 +160,7 @@ class QuantSection(ContractValue):
 
     base: BaseQuant = Field(
         BaseQuant.AUTO,
-        description="nf4: four bits a weight. none: bfloat16 on a GPU, float32 on a CPU. auto: none if it fits with headroom, else nf4.",
+        description="nf4: four bits per weight. none: bfloat16 on a GPU, float32 on a CPU. auto: none if it fits with headroom, else nf4.",
     )
     double_quant: StrictBool = Field(True, description="Quantise NF4's scales too; has no effect on other bases.")
 
@@ -319,8 +319,8 @@ class PreferenceSection(ContractValue):
 
     loss: PreferenceLoss = Field(
         PreferenceLoss.SIGMOID,
-        description="sigmoid: DPO. sigmoid_norm: the same with the mean log-probability per token. ipo: IPO, per token. kto: that of"
-        " method.type kto, which has no other.",
+        description="sigmoid: DPO. sigmoid_norm: the same with the mean log-probability per token. ipo: IPO, per token. kto: the"
+        " only loss of method.type kto.",
     )
     beta: Number | None = Field(
         None,

@@ -43,7 +43,7 @@ LONGEST_DELAY_SECONDS = OUTAGE_BACKOFF_SECONDS[-1]
 
 
 def keep_log(session: Session, row: JobRow, text: str) -> None:
-    """Store the end of the log of the job's present attempt; logs of the oldest attempts are removed."""
+    """Store the end of the log of the job's current attempt; logs of the oldest attempts are removed."""
     old = AttemptLogRow.attempt <= row.attempt - KEPT_LOGS
     session.execute(delete(AttemptLogRow).where(AttemptLogRow.job_id == row.id, old))
     session.merge(AttemptLogRow(job_id=row.id, attempt=row.attempt, text=storable(text)))

@@ -144,12 +144,12 @@ class Usage:
         if model is not None:
             query = query.where(UsageRow.model == model)
         if after is not None and groups:
-            parts = tuple(after.split(SEPARATOR, len(groups) - 1))
-            if len(parts) != len(groups):
+            position = tuple(after.split(SEPARATOR, len(groups) - 1))
+            if len(position) != len(groups):
                 raise InvalidRequest(
                     Code.REQUEST_INVALID, f"{after!r} is not the id of a line with this grouping.", param="after"
                 )
-            query = query.where(tuple_(*columns) > parts)
+            query = query.where(tuple_(*columns) > position)
         # Without columns to group by, a sum over no rows would still be one line.
         query = query.group_by(*columns).having(func.count() > 0).order_by(*columns).limit(limit + 1)
         with self._db.read() as session:

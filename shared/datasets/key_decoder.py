@@ -63,7 +63,7 @@ class KeyDecoder:
 
     def _narrow(self, wide: Any) -> Translated:
         fields = {name: getattr(wide, name) for name in Record.__struct_fields__}
-        unused = set(_said([wide], self.row_keys))
+        unused = set(_present_keys([wide], self.row_keys))
         if turns := wide.messages:
             fields["messages"] = [
                 Message(
@@ -77,7 +77,7 @@ class KeyDecoder:
                 )
                 for turn in turns
             ]
-            unused.update(f"messages[].{key}" for key in _said(turns, self.turn_keys))
+            unused.update(f"messages[].{key}" for key in _present_keys(turns, self.turn_keys))
         translated = Translated(Record(**fields), unused)
         translate_tools(translated)
         return translated
@@ -93,8 +93,8 @@ def _wider(name: str, base: type[msgspec.Struct], keys: list[str], **others: Any
     )
 
 
-def _said(values: list[Any], keys: list[str]) -> Iterator[str]:
-    """Return the keys that have a value in at least one of the objects; most have one in the first."""
+def _present_keys(values: list[Any], keys: list[str]) -> Iterator[str]:
+    """Yield the keys that have a value in at least one of the objects; most have one in the first."""
     for index, key in enumerate(keys):
         name = f"unused_{index}"
         for value in values:

@@ -30,7 +30,7 @@ from shared.datasets.written_rows import says_something
 
 BLOCK_BYTES, MAX_BLOCKS = 1 << 19, 8
 Records = Iterator[tuple[int, Record]]
-_Said = tuple[str, NDArray[np.bool_]]
+_KeyPresence = tuple[str, NDArray[np.bool_]]
 """A key's name, and for each row whether it has a value there."""
 _ABSENT = msgspec.Raw(b"")
 _SAYS_SOMETHING = len(b"null")
@@ -139,7 +139,7 @@ class PlainDecoder:
         if True in map(str.isspace, contents) or {talk[-1].role for talk in talks} != {"assistant"}:
             return None
         counts = list(map(len, talks))
-        keys = self._keys_said(chats, turns, counts) if self._row_keys or self._turn_keys else []
+        keys = self._present_keys(chats, turns, counts) if self._row_keys or self._turn_keys else []
         return PlainBlock(first_line, chats, [turn.role for turn in turns], contents, counts, _in_order(keys))
 
     def _learn(self) -> None:
@@ -151,7 +151,7 @@ class PlainDecoder:
         chat = _wider("WidePlainChat", PlainChat, self._row_keys, ("messages", GenericAlias(list, turn)))
         self._decode = msgspec.json.Decoder(chat).decode_lines
 
-    def _keys_said(self, chats: list[Any], turns: list[Any], counts: list[int]) -> list[_Said]:
+    def _present_keys(self, chats: list[Any], turns: list[Any], counts: list[int]) -> list[_KeyPresence]:
         """Return the learned keys, each with the rows in which it has a value."""
         begins = np.cumsum([0, *counts[:-1]])
         first_turns = [turns[begin] for begin in begins.tolist()]
@@ -192,7 +192,7 @@ def _saying(values: Iterable[Any], index: int) -> NDArray[np.bool_]:
     return has_value
 
 
-def _in_order(keys: list[_Said]) -> list[tuple[str, int]]:
+def _in_order(keys: list[_KeyPresence]) -> list[tuple[str, int]]:
     """Count rows by unused key, ordered by the first such row, and within a row by name."""
     first_rows = [
         (int(has_value.argmax()), name, int(np.count_nonzero(has_value))) for name, has_value in keys if has_value.any()

@@ -179,8 +179,8 @@ class Record(Labels, frozen=True, gc=False, forbid_unknown_fields=True):
             # The plainest row. It is read several times, and this takes a tenth of the time of the searches below.
             return self.prompt, self.response
         question = _first(self.prompt, self.instruction)
-        parts = [text for text in (question, self.input, self.context) if text]
-        prompt = "\n".join(parts) if parts else _first(question, self.input, self.context)
+        texts = [text for text in (question, self.input, self.context) if text]
+        prompt = "\n".join(texts) if texts else _first(question, self.input, self.context)
         return prompt, _first(self.response, self.output, self.completion)
 
 

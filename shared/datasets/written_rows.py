@@ -203,7 +203,7 @@ def _refuse_by_keys(row: _Keys, written: _WrittenRecord) -> None:
 
 
 def _unknown_keys(row: _Keys) -> Iterator[tuple[str, bool]]:
-    """Return unknown keys, and whether each has a value; if a key occurs twice, one with a value comes last."""
+    """Yield unknown keys, and whether each has a value; if a key occurs twice, the one with a value comes last."""
     keys = [(key, says_something(row[key])) for key in row.keys() - _RECORD_KEYS]
     for name in ("messages", "turns"):
         if name in row and says_something(row[name]):
@@ -213,7 +213,7 @@ def _unknown_keys(row: _Keys) -> Iterator[tuple[str, bool]]:
 
 
 def _unknown_nested_keys(row: _Keys) -> Iterator[str]:
-    """Return unknown keys with values inside the objects of a row and of its turns."""
+    """Yield unknown keys with values inside the objects of a row and of its turns."""
     yield from _unknown(_items(row, "syntax_spans"), _SPAN_KEYS, "syntax_spans[]")
     for name in ("messages", "turns"):
         for turn in _items(row, name):
@@ -252,7 +252,7 @@ def says_something(value: msgspec.Raw) -> bool:
 
 
 def _turns(written: list[_WrittenMessage] | None, name: str, translated: Translated) -> list[Message] | None:
-    """Convert turns to the present form; ids of calls count from 1 in a row."""
+    """Convert turns to the current form; ids of calls count from 1 in a row."""
     if written is None:
         return None
     turns: list[Message] = []

@@ -15,12 +15,12 @@ from pydantic import BaseModel
 from shared.gate_outcome import GateStatus
 from shared.gates.cycle_gates import cycle_checks
 from shared.gates.evidence import Evidence
-from shared.gates.forget_gates import forget_parts
+from shared.gates.forget_gates import forget_conditions
 from shared.gates.measures import Loss, compared
 from shared.gates.policy import CyclesGate, ForgetGate, Gate, GatePolicy, RunGate, ShadowGate
 from shared.gates.policy_file import policy_digest
 from shared.gates.receipt import GateCheck, GateRow, PolicyRef, Receipt
-from shared.gates.run_gates import run_parts
+from shared.gates.run_gates import run_conditions
 from shared.gates.shadow_gates import shadow_check
 from shared.gates.training_gates import training_check
 from shared.hashing import digest_json
@@ -42,15 +42,15 @@ def judge(policy: GatePolicy, evidence: Evidence, name: str = "policy") -> Recei
     """
     alpha = spent_alpha(1 - CONFIDENCE, evidence.attempt) if evidence.attempt else 1 - CONFIDENCE
     gates = dict(policy.gates.configured())
-    parts = {row: _parts(row, gate, policy, evidence) for row, gate in gates.items()}
-    blocking = [part for row, gate in gates.items() if gate.block for part in _losses(parts[row])]
+    conditions = {row: _conditions(row, gate, policy, evidence) for row, gate in gates.items()}
+    blocking = [loss for row, gate in gates.items() if gate.block for loss in _losses(conditions[row])]
     together = judge_together(blocking, alpha)
     rows = []
     for row, gate in gates.items():
         # A warning is judged alone: it blocks nothing, so it takes no error level from the blocking gates.
-        alone = {} if gate.block else judge_together(_losses(parts[row]), alpha)
+        alone = {} if gate.block else judge_together(_losses(conditions[row]), alpha)
         judged = together | alone
-        checks = [judged[id(part)] if isinstance(part, Loss) else part for part in parts[row]]
+        checks = [judged[id(condition)] if isinstance(condition, Loss) else condition for condition in conditions[row]]
         rows.append(_row(row, gate, checks, _digest(gate, evidence)))
     return Receipt(
         timestamp=evidence.judged_at,
@@ -69,26 +69,26 @@ def judge(policy: GatePolicy, evidence: Evidence, name: str = "policy") -> Recei
     )
 
 
-def _parts(row: str, gate: Gate, policy: GatePolicy, evidence: Evidence) -> Sequence[GateCheck | Loss]:
+def _conditions(row: str, gate: Gate, policy: GatePolicy, evidence: Evidence) -> Sequence[GateCheck | Loss]:
     if not gate.applies:
         return []
     if isinstance(gate, RunGate):
-        return run_parts(row, gate, policy, evidence)
+        return run_conditions(row, gate, policy, evidence)
     if isinstance(gate, ShadowGate):
         is_left_out = evidence.incumbent is None and policy.without_incumbent == "not_applicable"
         return [] if is_left_out else [shadow_check(gate, evidence)]
     if isinstance(gate, CyclesGate):
         return cycle_checks(gate, evidence) if evidence.compared_with else []
     if isinstance(gate, ForgetGate):
-        return forget_parts(gate, evidence)
+        return forget_conditions(gate, evidence)
     check = training_check(gate, evidence.training)
     if check is None:
         raise TypeError(f"no check exists for the gate {row}")
     return [check]
 
 
-def _losses(parts: Sequence[GateCheck | Loss]) -> list[Loss]:
-    return [part for part in parts if isinstance(part, Loss)]
+def _losses(conditions: Sequence[GateCheck | Loss]) -> list[Loss]:
+    return [condition for condition in conditions if isinstance(condition, Loss)]
 
 
 def judge_together(losses: Sequence[Loss], alpha: float) -> dict[int, GateCheck]:

@@ -77,7 +77,7 @@ class RunScores(Evidenced):
         None, description="Weakest sandbox level of code criteria; None: the run has no code criteria."
     )
     unrepeatable: dict[str, int] = Field(
-        {}, description="Criteria of code that gave another score the second time, and for how many answers."
+        {}, description="Code criteria whose second run gave a different score, each with the number of such answers."
     )
 
 

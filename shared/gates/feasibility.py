@@ -23,7 +23,7 @@ from shared.gates.evidence import (
     ScoredAnswer,
     TrainingReport,
 )
-from shared.gates.forget_gates import GENERAL, forget_parts
+from shared.gates.forget_gates import GENERAL, forget_conditions
 from shared.gates.measures import Loss
 from shared.gates.policy import (
     CollateralDamage,
@@ -36,7 +36,7 @@ from shared.gates.policy import (
     Throughput,
 )
 from shared.gates.receipt import GateCheck
-from shared.gates.run_gates import Question, questions_of, run_parts
+from shared.gates.run_gates import Question, questions_of, run_conditions
 from shared.gates.training_gates import training_check
 from shared.model_card.general_questions import all_general_questions
 from shared.statistics.paired import CONFIDENCE
@@ -95,25 +95,28 @@ def hopeless_gates(
         parents_items: number of items of the runs by which the parent was judged, by their names; None: not known.
     """
     gates = {row: gate for row, gate in policy.gates.configured() if gate.applies}
-    parts: dict[str, Sequence[GateCheck | Loss]] = {
-        row: _best_parts(row, gate, policy, facts.get(gate.run or "", RunFacts()), compares=compares)
+    conditions: dict[str, Sequence[GateCheck | Loss]] = {
+        row: _best_conditions(row, gate, policy, facts.get(gate.run or "", RunFacts()), compares=compares)
         for row, gate in gates.items()
         if isinstance(gate, RunGate) and (gate.run is None or gate.run in facts)
     }
-    parts |= {
+    conditions |= {
         row: _unforgotten(gate, parents_items or {}) for row, gate in gates.items() if isinstance(gate, ForgetGate)
     }
-    judged = _judged(gates, parts)
+    judged = _judged(gates, conditions)
     for row, gate in gates.items():
         if isinstance(gate, RunGate | ForgetGate):
-            of_row = parts.get(row, ())
+            of_row = conditions.get(row, ())
             # A gate that asks for wins passes only a better adapter, so an equal one need not pass the rest of it.
-            wants_better = any(isinstance(part, Loss) and part.least_wins is not None for part in of_row)
-            by_gate = (
-                _of_loss(part, judged, wants_better=wants_better) if isinstance(part, Loss) else _of_check(part)
-                for part in of_row
+            losses = [condition for condition in of_row if isinstance(condition, Loss)]
+            wants_better = any(loss.least_wins is not None for loss in losses)
+            by_condition = (
+                _of_loss(condition, judged, wants_better=wants_better)
+                if isinstance(condition, Loss)
+                else _of_check(condition)
+                for condition in of_row
             )
-            reasons = [reason for reason in by_gate if reason]
+            reasons = [reason for reason in by_condition if reason]
         else:
             reasons = _of_training(gate, training, is_imported=is_imported)
         if reasons:
@@ -143,14 +146,14 @@ class _Judged:
     alike: Mapping[int, GateCheck]
 
 
-def _best_parts(
+def _best_conditions(
     row: str, gate: RunGate, policy: GatePolicy, facts: RunFacts, *, compares: bool
 ) -> Sequence[GateCheck | Loss]:
     """Return the checks and comparisons of a gate, with the best evidence that its run can give."""
     item_count = facts.contexts.get(row.partition(".")[2], 0) if isinstance(gate, ContextGate) else facts.items
     enough = max(gate.min_items, ENOUGH_ITEMS)
     items = enough if facts.items is None else min(item_count or 0, enough)
-    return run_parts(row, gate, policy, _best_evidence(row, gate, policy, facts, items, compares=compares))
+    return run_conditions(row, gate, policy, _best_evidence(row, gate, policy, facts, items, compares=compares))
 
 
 def _unforgotten(gate: ForgetGate, parents_items: Mapping[str, int | None]) -> Sequence[GateCheck | Loss]:
@@ -177,12 +180,14 @@ def _unforgotten(gate: ForgetGate, parents_items: Mapping[str, int | None]) -> S
         judged_at=BEFORE,
         forget=ForgetEvidence(compared_with=INCUMBENT.id, runs=runs),
     )
-    return forget_parts(gate, evidence)
+    return forget_conditions(gate, evidence)
 
 
-def _judged(gates: Mapping[str, Gate], parts: Mapping[str, Sequence[GateCheck | Loss]]) -> _Judged:
+def _judged(gates: Mapping[str, Gate], conditions: Mapping[str, Sequence[GateCheck | Loss]]) -> _Judged:
     """Judge the comparisons as a receipt does: those of blocking gates share one error level, others are judged by gate."""
-    losses = {row: [part for part in gate_parts if isinstance(part, Loss)] for row, gate_parts in parts.items()}
+    losses = {
+        row: [condition for condition in of_row if isinstance(condition, Loss)] for row, of_row in conditions.items()
+    }
     families = [[loss for row, gate_losses in losses.items() if gates[row].block for loss in gate_losses]]
     families += [gate_losses for row, gate_losses in losses.items() if not gates[row].block]
     at_best, alike = dict[int, GateCheck](), dict[int, GateCheck]()

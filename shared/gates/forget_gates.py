@@ -20,7 +20,7 @@ def parents_run(name: str) -> str:
     return f"the parent's {name}"
 
 
-def forget_parts(gate: ForgetGate, evidence: Evidence) -> list[GateCheck | Loss]:
+def forget_conditions(gate: ForgetGate, evidence: Evidence) -> list[GateCheck | Loss]:
     """Return a comparison of each run, at least one check; they are judged with the comparisons of other gates."""
     forgotten = evidence.forget
     if forgotten is None or not (forgotten.runs or forgotten.missing):

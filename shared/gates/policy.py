@@ -54,7 +54,7 @@ class RunTemplate(Closed):
 
     eval: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(description="Id of the eval.")
     file: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(
-        description="Id of the file whose rows are asked; its content never changes."
+        description="Id of the file with the run's rows; its content never changes."
     )
     messages: Annotated[str, StringConstraints(min_length=1)] | Annotated[list[dict[str, Any]], Field(min_length=1)] = (
         Field("item.messages", description="Where an item has its messages, or messages with {{ item.path }} in them.")
@@ -121,7 +121,7 @@ class ModalMix(Gate):
 
 
 class ShadowGate(Gate):
-    """On copies of real requests the candidate's answers are not worse than those that the callers got."""
+    """The candidate's answers to copies of real requests are not worse than those that the callers got."""
 
     eval: Annotated[str, StringConstraints(min_length=1, max_length=40)] = Field(
         description="Id of the eval that judges the copies, as the alias's shadow names it."
@@ -280,7 +280,7 @@ class Gates(Closed):
         return without_later(dump(self), {"shadow": None, "cycles": None, "forget": None})
 
     def configured(self) -> Iterator[tuple[str, Gate]]:
-        """Return every gate in the file, with the name of its row: `throughput`, `per_context.web`, `evals.quality`."""
+        """Yield every gate in the file, with the name of its row: `throughput`, `per_context.web`, `evals.quality`."""
         for field in type(self).model_fields:
             value = getattr(self, field)
             if isinstance(value, dict):

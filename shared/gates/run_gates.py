@@ -62,7 +62,7 @@ class Question:
         return self.relation in ("loss_at_most", "wins_above")
 
 
-def run_parts(row: str, gate: RunGate, policy: GatePolicy, evidence: Evidence) -> list[GateCheck | Loss]:
+def run_conditions(row: str, gate: RunGate, policy: GatePolicy, evidence: Evidence) -> list[GateCheck | Loss]:
     """Return the checks of a gate on a run, at least one; comparisons are judged later with those of other gates."""
     questions = questions_of(gate, policy)
     run = evidence.runs.get(gate.run or "")
@@ -77,10 +77,10 @@ def run_parts(row: str, gate: RunGate, policy: GatePolicy, evidence: Evidence) -
     pairs = [pair for pair in run.pairs if context is None or pair.context == context]
     # The first time, the number itself is judged; a repetition that draws new answers may pass by chance.
     alpha = spent_alpha(1 - CONFIDENCE, evidence.attempt) if evidence.attempt > 1 else None
-    return [_part(question, pairs, gate, alpha) for question in questions]
+    return [_condition(question, pairs, gate, alpha) for question in questions]
 
 
-def _part(question: Question, pairs: Sequence[AnswerPair], gate: RunGate, alpha: float | None) -> GateCheck | Loss:
+def _condition(question: Question, pairs: Sequence[AnswerPair], gate: RunGate, alpha: float | None) -> GateCheck | Loss:
     if question.compares and not pairs:
         return missing(question.measure, question.relation, question.bound, "the run has no items")
     if question.relation == "wins_above":

@@ -48,12 +48,12 @@ def parse_json(text: str) -> Any:
     """Parse a JSON string; NaN and infinities are refused.
 
     Raises:
-        ValueError: it is not JSON, or nested too deep.
+        ValueError: it is not JSON, or nested too deeply.
     """
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
 
 
 def _refuse_constant(name: str) -> None:

@@ -190,11 +190,11 @@ def grade(
     if isinstance(grader, PythonGrader):
         return Grade(_python_score(grader, item, sample, checkers, sandbox))
     if isinstance(grader, MultiGrader):
-        parts = {
+        grades = {
             name: grade(part, item, sample, ask, checkers, sandbox, embed) for name, part in grader.graders.items()
         }
-        scores = {name: part.score for name, part in parts.items()}
-        return Grade(Formula(grader.calculate_output)(scores), scores, _sum_usage(parts.values()))
+        scores = {name: grade.score for name, grade in grades.items()}
+        return Grade(Formula(grader.calculate_output)(scores), scores, _sum_usage(grades.values()))
     return _ask_model(grader, item, sample, ask)
 
 
@@ -278,9 +278,9 @@ def _ask_model(grader: ScoreModel | LabelModel, item: Item, sample: Sample, ask:
     return Grade(score_of(grader, completion), usage={grader.model: completion.get("usage") or {}})
 
 
-def _sum_usage(parts: Iterable[Grade]) -> dict[str, dict[str, Any]]:
+def _sum_usage(grades: Iterable[Grade]) -> dict[str, dict[str, Any]]:
     total: dict[str, dict[str, Any]] = {}
-    for model, usage in (entry for part in parts for entry in part.usage.items()):
+    for model, usage in (entry for part in grades for entry in part.usage.items()):
         sums = total.setdefault(model, {})
         for name, count in usage.items():
             if isinstance(count, int):

@@ -48,7 +48,7 @@ def attribution(base: str, license_class: str | None) -> str:
 def answers_of_models(models: Iterable[str] | None) -> str:
     """Return the note on models of other servers whose answers are training rows; empty without such models."""
     listed = "\n".join(f"> - {inline(model)}" for model in models or ())
-    note = "**Answers of models.** Some training rows are answers of models of other servers. Who made them has stated about their terms:"
+    note = "**Answers of models.** Some training rows are answers of models of other servers. Those who generated them state about the terms:"
     return f"\n> {note}\n>\n{listed}\n" if listed else ""
 
 

@@ -24,18 +24,18 @@ INTERVALS = (
 
 def evaluation_section(evaluation: SelfEvaluation) -> str:
     """Write the section in Markdown; equal input gives equal output. The served model's measures come first."""
-    parts = ["\n## Against its base\n", _measures(evaluation)]
-    parts += [f"\n{inline(note)}\n" for note in evaluation.notes]
-    parts += [f"\n> **Warning.** {inline(warning)}\n" for warning in evaluation.warnings]
+    blocks = ["\n## Against its base\n", _measures(evaluation)]
+    blocks += [f"\n{inline(note)}\n" for note in evaluation.notes]
+    blocks += [f"\n> **Warning.** {inline(warning)}\n" for warning in evaluation.warnings]
     if evaluation.sample_answers:
-        parts.append(
-            "\n### Sample answers\n\nWritten greedily by the base and by the adapter on it; not selected for quality."
+        blocks.append(
+            "\n### Sample answers\n\nGreedy answers of the base and of the adapter, not selected for quality."
             f" {evaluation.exact_answers} of {len(evaluation.sample_answers)} equal their reference.\n"
         )
-        parts += ["".join(_sample(number, sample)) for number, sample in enumerate(evaluation.sample_answers, start=1)]
+        blocks += ["".join(_sample(number, sample)) for number, sample in enumerate(evaluation.sample_answers, start=1)]
     if evaluation.general_answers:
-        parts.append(_general(evaluation))
-    return "".join(parts)
+        blocks.append(_general(evaluation))
+    return "".join(blocks)
 
 
 def _measures(evaluation: SelfEvaluation) -> str:

@@ -69,16 +69,16 @@ def write_readme(record: AdapterRecord) -> str:
     repository = record.repository.repo if record.repository else None
     base = (provenance and provenance.upstream_model_id) or repository or manifest.base_model
     license_class = (provenance and provenance.license_class) or record.license
-    parts = [front_matter(base, license_class, manifest.adapter_method.value)]
-    parts += [heading(manifest, manifest.step), _base(record)]
+    blocks = [front_matter(base, license_class, manifest.adapter_method.value)]
+    blocks += [heading(manifest, manifest.step), _base(record)]
     if start := started_from(record.ancestors):
-        parts.append(start)
+        blocks.append(start)
     if record.job:
-        parts += [_data(record.job["plan"]), _answers(manifest), _recipe(record.job, record.manifest)]
+        blocks += [_data(record.job["plan"]), _answers(manifest), _recipe(record.job, record.manifest)]
     if evaluation := _evaluation(record.metrics):
-        parts.append(evaluation_section(evaluation))
-    parts += [_certificates(record.certificates), _lineage(record), _limits(record.manifest)]
-    return "\n".join(parts)
+        blocks.append(evaluation_section(evaluation))
+    blocks += [_certificates(record.certificates), _lineage(record), _limits(record.manifest)]
+    return "\n".join(blocks)
 
 
 def _base(record: AdapterRecord) -> str:
@@ -193,6 +193,6 @@ def _limits(manifest: AdapterManifest) -> str:
             f"model."
         ),
         "Safety and bias were not evaluated.",
-        "It inherits the base model's limits, and what is wrong in the training data.",
+        "It inherits the base model's limits and the errors in the training data.",
     ]
     return limits(points)

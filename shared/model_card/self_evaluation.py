@@ -216,10 +216,10 @@ def summarize(evaluation: SelfEvaluation) -> list[str]:
         RowSource.TRAINING: ("training row", "training rows"),
     }[evaluation.source]
     is_trained_on = evaluation.source is RowSource.TRAINING
-    by_heart = ", because no others can be measured: this shows what was learnt by heart" if is_trained_on else ""
+    memorised = ", because no others can be measured: this shows what was memorised" if is_trained_on else ""
     copies = evaluation.held_out_copies
     leaked = f"; {copies} of them are trained on too, so new rows may do worse" if copies else ""
-    measured = f"{evaluation.rows} of {counted(evaluation.rows_available, *rows)}{by_heart}{leaked}"
+    measured = f"{evaluation.rows} of {counted(evaluation.rows_available, *rows)}{memorised}{leaked}"
     lines = [f"{measured}; {counted(evaluation.tokens, 'supervised token')}"]
     if served := evaluation.served:
         some = f", {served.rows} of these rows" if served.rows < evaluation.rows else ""

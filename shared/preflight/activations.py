@@ -116,14 +116,11 @@ def dropped_inputs(contract: FineTuneContract, config: ModelConfig) -> list[int]
 
 
 def _dropout_bytes(config: ModelConfig, rank: int, compute_bytes: int, inputs: int, kind: str) -> int:
-    """Return the bytes per token that a block with dropout saves in addition to the base figure of :func:`peak_bytes`.
-
-    With dropout, each layer with LoRA keeps its own input, in fp32, and the dropout mask: on a GPU one byte per
-    element, on a CPU its factors in fp32. The inputs that layers otherwise share are not kept.
-
-    Args:
-        inputs: features of the inputs of the block's layers with LoRA.
+    """Return the bytes per token that a block with dropout saves in addition to the base figure of :func:`peak_bytes`;
+    ``inputs`` are the input features of its layers with LoRA.
     """
+    # Each of these layers keeps its own input, in fp32, and the mask: on a GPU one byte per element, on a CPU its
+    # factors in fp32. The inputs that layers otherwise share are not kept.
     if compute_bytes == 2:
         return 5 * inputs - 4 * config.hidden + (16 if kind == LINEAR else 14) * rank
     mixed = config.linear.value_dim if config.linear and kind == LINEAR else config.query_dim

@@ -52,7 +52,7 @@ def decide(
     elif machine.quant_base is not BaseQuant.AUTO:
         base, reason = machine.quant_base, "MENS_QUANT_BASE says so"
     elif of_parent is BaseQuant.NF4:
-        base, reason = BaseQuant.NF4, "the adapter that it continues from was trained so"
+        base, reason = BaseQuant.NF4, "the adapter that it continues from was trained over NF4"
     elif room is None:
         base, reason = BaseQuant.NF4, "the memory of the training machine is not known"
     elif needs > room:

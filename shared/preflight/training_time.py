@@ -160,7 +160,7 @@ def training_time(
         return TrainingTime(
             seconds=tokens * flops / speed,
             basis="flops",
-            reason=f"from FLOPs, a guess: {flops / 1e9:.2g} GFLOP a token at {speed / 1e9:.0f} GFLOP/s; "
+            reason=f"from FLOPs, a guess: {flops / 1e9:.2g} GFLOP per token at {speed / 1e9:.0f} GFLOP/s; "
             "no measured job of this base is known here",
         )
     device = f"the speed of {machine.device_name} is" if on_gpu and machine.device_name else "the device's speed is"
@@ -168,7 +168,7 @@ def training_time(
     return TrainingTime(
         seconds=steps * SECONDS_PER_STEP,
         basis="steps",
-        reason=f"{SECONDS_PER_STEP * 1000:.0f} ms a step, a guess: {missing} not known",
+        reason=f"{SECONDS_PER_STEP * 1000:.0f} ms per step, a guess: {missing} not known",
     )
 
 

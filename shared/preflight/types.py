@@ -203,7 +203,7 @@ class TrainingTime(PreflightValue):
         None, description="Time of loading, evaluation and publishing, as in the measured job; null: not known."
     )
     basis: Literal["measured", "flops", "steps"] = Field(
-        description="Speed of an earlier job; FLOPs of the model over the device's speed; 200 ms a step."
+        description="Speed of an earlier job; FLOPs of the model over the device's speed; 200 ms per step."
     )
     reason: str
 

@@ -80,7 +80,7 @@ class RetentionRunner:
         self._policy = policy_of(settings)
 
     def find(self) -> list[Finding]:
-        """List the policy's present findings; nothing is changed."""
+        """List the policy's current findings; nothing is changed."""
         inventory = take_inventory(self._db, self._settings.retain_alias_moves)
         in_database = [
             *self._adapters(inventory),

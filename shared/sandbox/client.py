@@ -111,7 +111,7 @@ class Sandbox:
         Raises:
             InvalidRequest: ``GRADER_SOURCE_INVALID``: it does not compile, its top level fails, or it has no ``grade``.
                 ``details`` have ``traceback`` and ``output``.
-            TooLarge: ``GRADER_TEXT_TOO_LONG``: sample and item have more than 64 MB, or are nested too deep.
+            TooLarge: ``GRADER_TEXT_TOO_LONG``: sample and item have more than 64 MB, or are nested too deeply.
             Unavailable: ``SANDBOX_FAILED``: the sandbox itself has failed in three attempts, or was closed.
         """
         return float(self._ask(source, {"sample": sample, "item": item})["score"])
@@ -165,7 +165,7 @@ class Sandbox:
                 f"have more than {MAX_MESSAGE_BYTES >> 20} MB" if len(json.dumps(request)) > MAX_MESSAGE_BYTES else ""
             )
         except RecursionError:
-            too_much = "are nested too deep"
+            too_much = "are nested too deeply"
         if too_much:
             raise TooLarge(Code.GRADER_TEXT_TOO_LONG, f"Sample and item {too_much}.", remedy="Shorten them.")
         with self._slots:

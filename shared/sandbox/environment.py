@@ -34,8 +34,8 @@ def environment() -> dict[str, str]:
 
 
 def readable_paths() -> list[Path]:
-    """Return the paths that an import may read: Python's library, installed packages, nltk's data. No programs, no
-    settings.
+    """Return the paths that an import may read: Python's library, installed packages and nltk's data, but no programs
+    or settings.
     """
     paths = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     for prefix in (sys.prefix, sys.base_prefix):

@@ -1,4 +1,4 @@
-"""Forecast each queued job's place and start: the rule of the queue, run ahead on the present workers."""
+"""Forecast each queued job's place and start: the rule of the queue, run ahead on the current workers."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class RunningJob:
 
 @dataclass(slots=True)
 class Share:
-    """A tenant's past and present use.
+    """A tenant's past and current use.
 
     Attributes:
         used: GPU-seconds of the last 24 hours, holds of running jobs included.

@@ -218,12 +218,9 @@ class _WrittenRow:
         raise _unsupported("its prompt is not the beginning of the whole chat.")
 
     def _follows(self, prompt: str, turn: int, text: str) -> bool:
-        """Return whether the turn's content directly follows its prompt, so that no other part of the chat need be
-        rendered.
-
-        If a header came in between, the content would occur a second time, after it.
-        """
+        """Return whether the turn's content directly follows its prompt, so that nothing else need be rendered."""
         content = self.messages[turn]["content"]
+        # A second occurrence may be the content; the first would then be the beginning of a header.
         return bool(
             content
             and text.startswith(prompt)

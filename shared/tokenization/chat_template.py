@@ -142,9 +142,9 @@ def _stored(node: nodes.Node) -> frozenset[str]:
 
 def _tested(expression: nodes.Node) -> frozenset[str]:
     """Return the names that an expression tests for being defined, or gives a default."""
-    parts = [expression, *expression.find_all((nodes.Test, nodes.Filter))]
+    candidates = [expression, *expression.find_all((nodes.Test, nodes.Filter))]
     tests = ("defined", "undefined", "default", "d")
-    names = [part.node for part in parts if isinstance(part, nodes.Test | nodes.Filter) and part.name in tests]
+    names = [part.node for part in candidates if isinstance(part, nodes.Test | nodes.Filter) and part.name in tests]
     return frozenset(name.name for name in names if isinstance(name, nodes.Name))
 
 

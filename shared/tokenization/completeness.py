@@ -93,7 +93,7 @@ def _parts(messages: Sequence[dict[str, Any]], tools: list[Any] | None) -> Itera
 
 
 def _functions(calls: Any) -> Iterator[dict[str, Any]]:
-    """Return the functions of tool calls or tools."""
+    """Yield the functions of tool calls or tools."""
     for call in calls or ():
         function = call.get("function", call) if isinstance(call, dict) else None
         if isinstance(function, dict) and isinstance(function.get("name"), str):

@@ -92,17 +92,17 @@ def check_url(url: str, allowed: AllowedTargets) -> SplitResult:
         InvalidRequest: ``WEBHOOK_URL_FORBIDDEN``.
     """
     try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname or "", parts.port
+        target = urlsplit(url)
+        host, _ = target.hostname or "", target.port
     except ValueError:
         raise _forbidden("it is not a URL") from None
     if len(url) > MAX_URL_CHARS or not url.isascii() or any(sign <= " " or sign == "\x7f" for sign in url):
         raise _forbidden(f"it must have at most {MAX_URL_CHARS} ASCII characters, without spaces")
-    if parts.scheme not in ("https", "http") or not host:
+    if target.scheme not in ("https", "http") or not host:
         raise _forbidden("it must begin with https:// and a host")
-    if parts.username is not None or parts.password is not None or parts.fragment:
+    if target.username is not None or target.password is not None or target.fragment:
         raise _forbidden("it must not contain user, password or fragment; receivers verify the signature")
-    if parts.scheme == "http" and not allowed.names(host):
+    if target.scheme == "http" and not allowed.names(host):
         raise _forbidden("it must begin with https://")
     address = parse_address(host)
     # A name is checked when it is resolved, and so are addresses that only a resolver accepts, such as 127.1.
@@ -110,7 +110,7 @@ def check_url(url: str, allowed: AllowedTargets) -> SplitResult:
         raise _forbidden(f"{host} is not a public address")
     if address is None and (host == "localhost" or host.endswith(".localhost")) and not allowed.names(host):
         raise _forbidden(f"{host} is this machine")
-    return parts
+    return target
 
 
 def parse_address(host: str) -> Address | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.contract_sections import Sections, add_answer_models, read_beside, read_sections
+from cli.contract_sections import Sections, add_answer_models, read_request_options, read_sections
 from shared.contract.flat_keys import parse_contract
 from shared.errors import ContractRejected
 
@@ -17,13 +17,13 @@ SECTIONS = {"exec": {"epochs": 2}}
 def test_contract_in_a_request_is_read_with_what_stands_next_to_it(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"name": "mine", "preset": "small", "domain": None, "contract": SECTIONS}))
-    assert (read_sections(path), read_beside(path)) == (SECTIONS, {"name": "mine", "preset": "small"})
+    assert (read_sections(path), read_request_options(path)) == (SECTIONS, {"name": "mine", "preset": "small"})
 
 
 def test_sections_alone_have_nothing_next_to_them(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(SECTIONS))
-    assert (read_sections(path), read_beside(path), read_beside(None)) == (SECTIONS, {}, {})
+    assert (read_sections(path), read_request_options(path), read_request_options(None)) == (SECTIONS, {}, {})
 
 
 def test_name_next_to_bare_sections_is_refused(tmp_path: Path) -> None:

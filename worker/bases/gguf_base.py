@@ -109,7 +109,8 @@ def _load(file: Path, source: Path, header: GgufHeader) -> tuple[PreTrainedModel
     if loading["missing_keys"]:
         raise invalid(file, f"the weight {min(loading['missing_keys'])} is missing")
     layers = model.config.num_hidden_layers
-    # A tensor without a place in the model, such as a bias, would be lost silently.
+    # A tensor without a place in the model, such as a bias, would be lost silently. Blocks after the last layer predict
+    # additional tokens and are left out.
     stored = sum(tensor.elements for name, tensor in header.tensors.items() if _block(name) < layers)
     taken = sum(parameter.numel() for parameter in model.parameters())
     if stored != taken:
@@ -118,11 +119,9 @@ def _load(file: Path, source: Path, header: GgufHeader) -> tuple[PreTrainedModel
 
 
 def _block(name: str) -> int:
-    """Return the number of a tensor's block; -1 outside the blocks. Blocks after the last layer, which predict
-    additional tokens, are left out.
-    """
-    parts = name.split(".")
-    return int(parts[1]) if parts[0] == "blk" and parts[1].isdigit() else -1
+    """Return the number of a tensor's block; -1 outside the blocks."""
+    segments = name.split(".")
+    return int(segments[1]) if segments[0] == "blk" and segments[1].isdigit() else -1
 
 
 def _complete_tokenizer(tokenizer: PreTrainedTokenizerBase, split: str) -> None:

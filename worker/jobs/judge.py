@@ -247,7 +247,7 @@ def _compared_with(adapter: Adapter, incumbent: Adapter | None, adapters: Adapte
 def _shadows(
     attempt: Attempt, policy: GatePolicy, alias: str, incumbent: Adapter | None, adapter: Adapter
 ) -> dict[str, ShadowCounts]:
-    """Return the comparisons on copies of the tenant's requests for the alias, by the evals that gates name."""
+    """Return the comparisons on copies of the tenant's requests for the alias, by the id of the eval that judged them."""
     comparisons = ShadowComparisons(attempt.leases.database, attempt.lease.job.tenant)
     counts: dict[str, ShadowCounts] = {}
     for _, gate in policy.gates.configured():

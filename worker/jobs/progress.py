@@ -193,14 +193,14 @@ def _evaluation_message(payload: dict[str, Any]) -> str:
     # An attempt that an earlier release started did not count them.
     if copies := payload.get("held_out_copies"):
         rows += f", {copies} of which are also in the training rows"
-    parts = []
+    changes = []
     if payload["base_loss"] is not None:
-        parts.append(f"loss {payload['base_loss']:.4f} to {payload['tuned_loss']:.4f}")
+        changes.append(f"loss {payload['base_loss']:.4f} to {payload['tuned_loss']:.4f}")
     if payload["base_token_accuracy"] is not None:
         before, after = 100 * payload["base_token_accuracy"], 100 * payload["tuned_token_accuracy"]
-        parts.append(f"token accuracy {before:.1f} % to {after:.1f} %")
+        changes.append(f"token accuracy {before:.1f} % to {after:.1f} %")
     causes = ", ".join(payload["causes"]) or "no row has an answer that the adapter should give"
-    measured = ", ".join(parts) or f"nothing was measured ({causes})"
+    measured = ", ".join(changes) or f"nothing was measured ({causes})"
     # Usually zero: the served model gives the answers later.
     answers = f"{counted(payload['sample_answers'], 'sample answer')}, " if payload["sample_answers"] else ""
     return f"{rows}: {measured}; {answers}{payload['seconds']:.1f} s."

@@ -185,9 +185,7 @@ def keep_result(run_dir: Path) -> None:
 
 
 def _remove_others(run_dir: Path, kept: list[Path]) -> None:
-    """Remove all checkpoints except these and those of the result: the last epochs' ends, and the newest other steps if
-    a run has fewer epochs.
-    """
+    """Remove all checkpoints except these and the last `KEEP`: the ends of epochs, then the newest other steps."""
     occasions = {folder: occasion_of(folder) for folder in list_checkpoints(run_dir)}
     ends = [folder for folder, occasion in occasions.items() if occasion is Occasion.EPOCH_END][-KEEP:]
     steps = [folder for folder, occasion in occasions.items() if occasion is Occasion.STEP]

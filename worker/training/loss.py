@@ -62,15 +62,15 @@ def accumulate_gradients(
         return StepSums(nothing, nothing, 0, dict.fromkeys(method.sums, nothing))
     model.train()
     divisor = weight_sum or sum(batch.weight_sum for batch in batches)
-    parts: list[BatchLoss] = []
+    losses: list[BatchLoss] = []
     for batch in batches:
         part = method.loss(model, batch, device, divisor)
         part.loss.backward()
-        parts.append(part._replace(loss=part.loss.detach()))
+        losses.append(part._replace(loss=part.loss.detach()))
     targets = sum(batch.target_count for batch in batches)
-    further = {name: torch.stack([part.sums[name] for part in parts]).sum() for name in method.sums}
+    further = {name: torch.stack([part.sums[name] for part in losses]).sum() for name in method.sums}
     loss, correct = (
-        torch.stack(values).sum() for values in zip(*((part.loss, part.correct) for part in parts), strict=True)
+        torch.stack(values).sum() for values in zip(*((part.loss, part.correct) for part in losses), strict=True)
     )
     return StepSums(loss, correct, targets, further)
 

@@ -71,17 +71,17 @@ def _deep_probe(rows: Sequence[Row], length: int) -> dict[str, Any] | None:
         return None
     some = [rows[number] for number in range(min(len(rows), DEEP_ROWS))]
     longest_first = sorted((row for row in some if row.weights.any()), key=lambda row: -len(row.ids))
-    parts, tokens = [], 0
+    joined, tokens = [], 0
     for row in cycle(longest_first):
-        parts.append(row)
+        joined.append(row)
         if (tokens := tokens + len(row.ids)) >= length:
             break
-    if not parts:
+    if not joined:
         return None
-    ids = np.concatenate([row.ids for row in parts])[:length]
-    weights = np.concatenate([row.weights for row in parts])[:length]
+    ids = np.concatenate([row.ids for row in joined])[:length]
+    weights = np.concatenate([row.weights for row in joined])[:length]
     positions = [at for begin, end in pairwise(DEPTHS) for at in _last_of(weights, begin, end)]
-    return {"token_ids": ids.tolist(), "positions": positions, "stretched": len(parts) > 1} if positions else None
+    return {"token_ids": ids.tolist(), "positions": positions, "stretched": len(joined) > 1} if positions else None
 
 
 def _last_of(weights: np.ndarray, begin: int, end: int) -> list[int]:

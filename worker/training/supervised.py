@@ -70,14 +70,10 @@ def predicting_rows(
 
 
 def _documents(batch: MicroBatch, there: MicroBatch) -> dict[str, object]:
-    """Return the arguments that `worker/training/model/attention.py` needs to keep documents apart.
-
-    Args:
-        batch: micro-batch on the CPU, where the longest document is found without waiting for the device.
-        there: the same micro-batch on the device.
-    """
+    """Return the arguments that `worker/training/model/attention.py` needs to keep documents apart."""
     if batch.boundaries is None:
         return {}
+    # From the batch on the CPU: reading `there`, which is on the device, would wait for it.
     lengths = batch.boundaries.diff().tolist()
-    parts = [(prefix, length - prefix) for prefix, length in zip(batch.prefixes, lengths, strict=False)]
-    return {"cu_seq_lens_q": there.boundaries, "max_length_q": max(lengths), "parts": parts}
+    split = [(prefix, length - prefix) for prefix, length in zip(batch.prefixes, lengths, strict=False)]
+    return {"cu_seq_lens_q": there.boundaries, "max_length_q": max(lengths), "document_lengths": split}

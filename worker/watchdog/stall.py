@@ -51,7 +51,7 @@ class StallWatch:
         """
         silent = self._clock() - self._heard_at
         if self._longest is None:
-            allowed, silence = self._start_seconds, "has not done its first step"
+            allowed, silence = self._start_seconds, "has not completed its first step"
             remedy = "If the base or the data take that long to load, raise MENS_TRAINER_START_SECONDS."
         else:
             allowed = max(self._stall_seconds, STALL_FACTOR * self._longest)

@@ -114,8 +114,10 @@ class ReplicaResponse:
         return self
 
     async def __anext__(self) -> bytes:
-        """Raises:
-        ReplicaDisconnected: the connection ended before the body.
+        """Return the next chunk of the body.
+
+        Raises:
+            ReplicaDisconnected: the connection ended before the body.
         """
         if chunk := await self.read_some():
             return chunk
@@ -185,9 +187,11 @@ class ReplicaClient:
         return await self._send("POST", url, content, request_id)
 
     async def get(self, url: str) -> ReplicaResponse:
-        """Raises:
-        ReplicaUnreachable: no connection.
-        ReplicaDisconnected: a connection, but no response.
+        """Send a GET request.
+
+        Raises:
+            ReplicaUnreachable: no connection.
+            ReplicaDisconnected: a connection, but no response.
         """
         return await self._send("GET", url, b"")
 
@@ -227,8 +231,10 @@ class ReplicaClient:
         return ReplicaResponse(connection, partial(self._give_back, target.origin))
 
     async def _connect(self, origin: tuple[bool, str, int]) -> HttpConnection:
-        """Raises:
-        ReplicaUnreachable: no connection.
+        """Open a connection.
+
+        Raises:
+            ReplicaUnreachable: no connection.
         """
         secure, host, port = origin
         try:
@@ -287,16 +293,18 @@ def _is_fresh(connection: HttpConnection) -> bool:
 
 @lru_cache(maxsize=1024)
 def _target(url: str) -> ReplicaAddress:
-    """Raises:
-    ValueError: not an address that a request can be sent to.
+    """Parse a replica's URL.
+
+    Raises:
+        ValueError: not an address that a request can be sent to.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
+    address = urlsplit(url)
+    if address.scheme not in ("http", "https") or not address.hostname or not url.isprintable() or " " in url:
         raise ValueError(f"{url!r} is not an address")
-    secure = parts.scheme == "https"
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    host = parts.netloc.rpartition("@")[2]
-    origin = (secure, parts.hostname, parts.port or (443 if secure else 80))
+    secure = address.scheme == "https"
+    path = (address.path or "/") + (f"?{address.query}" if address.query else "")
+    host = address.netloc.rpartition("@")[2]
+    origin = (secure, address.hostname, address.port or (443 if secure else 80))
     return ReplicaAddress(origin, f"{path} HTTP/1.1\r\nHost: {host}\r\nAccept: */*\r\n")
 
 

@@ -32,8 +32,10 @@ class GrammarLimits:
     max_depth: int
 
     def check(self, body: dict[str, Any]) -> None:
-        """Raises:
-        InvalidRequest: ``GRAMMAR_TOO_LARGE``, ``GRAMMAR_TOO_DEEP``.
+        """Refuse a request whose schemas and grammars exceed the limits.
+
+        Raises:
+            InvalidRequest: ``GRAMMAR_TOO_LARGE``, ``GRAMMAR_TOO_DEEP``.
         """
         total = 0
         for param, grammar in grammars(body):

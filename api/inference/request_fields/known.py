@@ -233,8 +233,10 @@ def refuse_token_ids(body: dict[str, Any]) -> None:
 
 
 def check_chat_fields(body: dict[str, Any]) -> None:
-    """Raises:
-    InvalidRequest: ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``, ``RESPONSE_NOT_STORED``.
+    """Refuse fields that a chat completion does not have or support.
+
+    Raises:
+        InvalidRequest: ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``, ``RESPONSE_NOT_STORED``.
     """
     _check(body, CHAT, CHAT_OPENAI, ONLY)
     if body.get("store"):
@@ -247,15 +249,19 @@ def check_chat_fields(body: dict[str, Any]) -> None:
 
 
 def check_completion_fields(body: dict[str, Any]) -> None:
-    """Raises:
-    InvalidRequest: ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
+    """Refuse fields that a completion does not have or support.
+
+    Raises:
+        InvalidRequest: ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
     """
     _check(body, COMPLETION, COMPLETION_OPENAI, ONLY)
 
 
 def check_response_fields(body: dict[str, Any]) -> None:
-    """Raises:
-    InvalidRequest: ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
+    """Refuse fields that a response does not have or support.
+
+    Raises:
+        InvalidRequest: ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
     """
     _check(body, RESPONSE, RESPONSE_OPENAI, ONLY_RESPONSE)
 

@@ -22,8 +22,10 @@ TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 
 
 def check_types(body: dict[str, Any]) -> None:
-    """Raises:
-    InvalidRequest: ``REQUEST_INVALID``.
+    """Refuse values of types on which vLLM fails.
+
+    Raises:
+        InvalidRequest: ``REQUEST_INVALID``.
     """
     outputs, extra = body.get("structured_outputs"), body.get("vllm_xargs")
     if outputs is not None and not isinstance(outputs, dict):

@@ -56,7 +56,7 @@ PART_SCHEMA: dict[str, Any] = {
 def create_upload(
     body: CreateUpload, services: ServicesDep, view: TenantViewDep, idempotency_key: IdempotencyKey = None
 ) -> UploadObject:
-    """Begin an upload in parts. It accepts parts for an hour; its bytes count in the tenant's quota from now on."""
+    """Begin an upload in parts. It accepts parts for an hour; its bytes count toward the tenant's quota from now on."""
     settings, purpose = services.settings, check_purpose(body.purpose)
     if body.bytes > settings.max_upload_bytes:
         message = f"The file is larger than {settings.max_upload_bytes} bytes."

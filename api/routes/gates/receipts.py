@@ -45,7 +45,7 @@ class CreateReceipt(BaseModel):
 def create_receipt(
     body: CreateReceipt, services: ServicesDep, view: TenantViewDep, idempotency_key: IdempotencyKey = None
 ) -> Job:
-    """Judge an adapter by a policy: a job, whose result names the receipt. Its requests to models count in the tenant's
+    """Judge an adapter by a policy: a job, whose result names the receipt. Its requests to models count toward the tenant's
     usage.
     """
     return submit_judgement(

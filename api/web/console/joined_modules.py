@@ -44,13 +44,13 @@ def join_modules(modules: Mapping[str, str], entry: str, name: str, apart: Colle
     """
     order = [path for path in _in_order(modules, entry, ()) if path not in apart]
     exports = {path: _exports(path, text) for path, text in modules.items()}
-    parts = [f'import * as {_variable(path)} from "{_relative(path, name)}";\n' for path in apart]
+    blocks = [f'import * as {_variable(path)} from "{_relative(path, name)}";\n' for path in apart]
     for path in order:
         if dirname(path) != dirname(name) and DYNAMIC_IMPORT.search(COMMENT.sub("", modules[path])):
             raise ValueError(f"{path} imports a module while it runs, whose path would change in {name}")
         body = _Rewriting(path, exports, inside={*order, *apart}, file="").of(modules[path])
         exported = ", ".join(_pair(outer, inner) for outer, inner in exports[path].items())
-        parts.append(
+        blocks.append(
             f"\n// ---- {path}\nexport const {_variable(path)} = (() => {{\n{body}\nreturn {{ {exported} }};\n}})();\n"
         )
     others = {
@@ -58,7 +58,7 @@ def join_modules(modules: Mapping[str, str], entry: str, name: str, apart: Colle
         for path, text in modules.items()
         if path not in order
     }
-    return {name: "".join(parts), **others}
+    return {name: "".join(blocks), **others}
 
 
 class _Rewriting:
@@ -124,8 +124,8 @@ def _exports(path: str, text: str) -> dict[str, str]:
 
 def _names(text: str) -> list[tuple[str, str]]:
     """Return the first and the last name of each part of a list such as ``a, b as c``."""
-    parts = [part.split() for part in text.split(",") if part.strip()]
-    return [(part[0], part[-1]) for part in parts]
+    entries = [part.split() for part in text.split(",") if part.strip()]
+    return [(part[0], part[-1]) for part in entries]
 
 
 def _pair(outer: str, inner: str) -> str:

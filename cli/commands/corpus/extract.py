@@ -46,13 +46,13 @@ def extract(
     def describe(index: ShardIndex) -> str:
         return f"{counted(index.rows, 'unit')} of {counted(index.report['files'], 'file')} in {out}"
 
-    def parts(index: ShardIndex) -> dict[str, int]:
+    def counts(index: ShardIndex) -> dict[str, int]:
         return {KINDS[kind]: count for kind, count in index.report["units"].items()}
 
     run_stage(
         lambda: Extraction(tuple(paths), tuple(dict.fromkeys(language)), license_, processes),
         out,
         describe,
-        parts,
+        counts,
         as_json=as_json,
     )

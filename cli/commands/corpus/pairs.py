@@ -43,7 +43,7 @@ def pairs(
     def describe(index: ShardIndex) -> str:
         return f"{counted(index.rows, 'row')} in {out}"
 
-    def parts(index: ShardIndex) -> dict[str, int]:
+    def counts(index: ShardIndex) -> dict[str, int]:
         return dict(index.report["rows"])
 
-    run_stage(lambda: Pairing(tuple(sources), tuple(rule or ()), processes), out, describe, parts, as_json=as_json)
+    run_stage(lambda: Pairing(tuple(sources), tuple(rule or ()), processes), out, describe, counts, as_json=as_json)

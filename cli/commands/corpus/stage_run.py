@@ -21,11 +21,11 @@ def run_stage(
     make: Callable[[], CorpusStage],
     out: Path,
     describe: Callable[[ShardIndex], str],
-    parts: Callable[[ShardIndex], dict[str, int]],
+    counts: Callable[[ShardIndex], dict[str, int]],
     *,
     as_json: bool,
 ) -> None:
-    """Run a stage and print its first line, its parts, and what was left out; or its index as JSON."""
+    """Run a stage; print its description, its counts and what was left out, or its index as JSON."""
     import msgspec
 
     from corpus.stages import key_of
@@ -40,7 +40,7 @@ def run_stage(
         return
     console = plain_console()
     console.print(describe(index))
-    for name, count in parts(index).items():
+    for name, count in counts(index).items():
         console.print(f"  {count:>8,} {name}")
     if index.report["left_out"]:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in index.report["left_out"].items())

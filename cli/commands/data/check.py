@@ -343,8 +343,8 @@ def _pair_figures(pairs: PreferenceReport | None) -> dict[str, str]:
 
 
 def _counts(counts: dict[str, int], shown: int = 6) -> str:
-    parts = [f"{name} {count:,}" for name, count in list(counts.items())[:shown]]
-    return ", ".join(parts) + (f" and {len(counts) - shown} more" if len(counts) > shown else "")
+    entries = [f"{name} {count:,}" for name, count in list(counts.items())[:shown]]
+    return ", ".join(entries) + (f" and {len(counts) - shown} more" if len(counts) > shown else "")
 
 
 def _show_pairs(title: str, pairs: list[LinePair], second: str) -> None:

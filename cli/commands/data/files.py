@@ -1,4 +1,4 @@
-"""``mens files``: uploaded files, which count in a tenant's quota: list, show, rows, delete."""
+"""``mens files``: uploaded files, which count toward a tenant's quota: list, show, rows, delete."""
 
 from __future__ import annotations
 

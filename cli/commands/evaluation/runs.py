@@ -236,8 +236,8 @@ def _cost(request: api.RunRequest) -> str:
     """Describe a run's cost in one sentence."""
     answers = len(request.file.items) * request.samples * request.answers_to_each
     judges = request.requests - answers
-    parts = [f"{counted(len(request.file.items), 'item')}, {counted(answers, 'answer')}"]
-    parts += (
+    phrases = [f"{counted(len(request.file.items), 'item')}, {counted(answers, 'answer')}"]
+    phrases += (
         [f"{judges} of them judged by models" if judges == answers else f"{counted(judges, 'request')} to judges"]
         if judges
         else []
@@ -245,7 +245,7 @@ def _cost(request: api.RunRequest) -> str:
     tokens = api.prompt_tokens(request)
     prompt = f"about {tokens * answers:,.0f} prompt tokens and " if tokens is not None else ""
     most = answers * int(request.file.sampling["max_completion_tokens"])
-    return f"{', '.join(parts)}: {prompt}at most {most:,} tokens of answers"
+    return f"{', '.join(phrases)}: {prompt}at most {most:,} tokens of answers"
 
 
 # -- during and after a run ---------------------------------------------------------------------------------------------

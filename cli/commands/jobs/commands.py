@@ -124,7 +124,7 @@ def show(
 def checkpoints(job_id: JobId, as_json: Json = False) -> None:
     """Show a job's checkpoints and its result, newest first, also while it runs: step, losses, accuracy, state.
 
-    `mens chat ID` asks a published one, and `mens train --continue ID` starts a job from it.
+    `mens chat ID` chats with a published one, and `mens train --continue ID` starts a job from it.
     """
     listed = call("GET", f"{job_path(job_id)}/checkpoints")["data"]
     if as_json:

@@ -35,7 +35,7 @@ from cli.commands.corpus.table_options import (
 from cli.commands.jobs.descriptions import describe_expectation, describe_plan
 from cli.commands.jobs.job_arguments import JobJson, job_path
 from cli.commands.jobs.watch import watch_job
-from cli.contract_sections import add_answer_models, lay_over, read_beside, read_sections
+from cli.contract_sections import add_answer_models, lay_over, read_request_options, read_sections
 from cli.options import (
     ContinueFrom,
     MethodOption,
@@ -163,11 +163,11 @@ def train(
     }
     try:
         sections = read_sections(contract)
-        beside = read_beside(contract)
+        request_options = read_request_options(contract)
         name, preset, domain = (
-            name or beside.get("name"),
-            preset or beside.get("preset"),
-            domain or beside.get("domain"),
+            name or request_options.get("name"),
+            preset or request_options.get("preset"),
+            domain or request_options.get("domain"),
         )
         lay_over(sections, parse_flags(context.args))
         add_answer_models(sections, [path for path in (file, replay) if path])

@@ -135,9 +135,7 @@ def _numbers(path: Path, through: int | None) -> set[int]:
 
 
 def _describe(changes: dict[str, Any]) -> str:
-    """Describe changes in one line, e.g. ``role viewer → admin``; new fields show only their value, and long lines are
-    cut.
-    """
+    """Describe changes in one line, e.g. ``role viewer → admin``."""
     line = ", ".join(f"{name} {_step(change['before'], change['after'])}" for name, change in changes.items())
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
 

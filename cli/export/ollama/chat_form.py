@@ -63,15 +63,15 @@ class ChatForm:
     def render(self, turns: Sequence[Turn]) -> str:
         """Render a chat with the prompt for an answer in this form; a system turn requires a system form."""
         forms = {"system": self.system, "user": self.user, "assistant": self.assistant}
-        parts = [self.start, "" if turns[0]["role"] == "system" else self.opening]
+        texts = [self.start, "" if turns[0]["role"] == "system" else self.opening]
         previous = ""
         for turn in turns:
             form = forms[turn["role"]]
             assert form is not None
             joined = self.user_after_system if (previous, turn["role"]) == ("system", "user") else None
-            parts += [form.before if joined is None else joined, turn["content"], form.after]
+            texts += [form.before if joined is None else joined, turn["content"], form.after]
             previous = turn["role"]
-        return "".join([*parts, self.prompt])
+        return "".join([*texts, self.prompt])
 
 
 def find_form(template: ChatTemplate, tokens: Sequence[str] = ()) -> ChatForm:
@@ -187,9 +187,7 @@ def _turns(roles: Sequence[str], texts: Sequence[str]) -> list[Turn]:
 
 
 def _reproduces(form: ChatForm, template: ChatTemplate, chat: list[Turn], *, refusal_counts: bool = True) -> bool:
-    """Return whether form and template write the same; `refusal_counts` is the result for a chat that the template
-    refuses.
-    """
+    """Return whether form and template render the same; `refusal_counts` if the template refuses the chat."""
     text = _render(template, chat, prompt=True)
     return refusal_counts if text is None else text == form.render(chat)
 

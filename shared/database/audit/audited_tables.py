@@ -145,8 +145,8 @@ def _recorded(values: str) -> Callable[[Any], dict[str, Values]]:
 
 def _host(url: str) -> str:
     """Return a URL without its path and query, which hold a secret for some receivers."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname}"
+    address = urlsplit(url)
+    return f"{address.scheme}://{address.hostname}"
 
 
 AUDITED: dict[type[Base], AuditedTable] = {

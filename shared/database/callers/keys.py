@@ -155,7 +155,7 @@ class Keys:
         """Give a key a new secret; its id, usage and limits stay.
 
         Args:
-            overlap_seconds: how long the present secret and the key's sign-ins stay valid with the new one. A secret
+            overlap_seconds: how long the current secret and the key's sign-ins stay valid with the new one. A secret
                 from an earlier rotation ends at once.
             tenant: the tenant that the key must belong to; None: any.
 

@@ -36,7 +36,7 @@ class Person(NamedTuple):
 
 
 def add_person_key(session: Session, person: Person) -> Key:
-    """Return a person's key in their tenant, created or updated with the present name and role, in the caller's
+    """Return a person's key in their tenant, created or updated with the current name and role, in the caller's
     transaction.
 
     Their keys in other tenants are revoked, because the provider's groups no longer map to those. If the key was

@@ -340,7 +340,7 @@ def _stored(session: Session, upload_id: str) -> tuple[int, int]:
 
 
 def _upload(row: UploadRow) -> Upload:
-    """Return an upload in its present state: expired after its time, whether that was already stored or not."""
+    """Return an upload in its current state: expired after its time, whether that was already stored or not."""
     upload = Upload.model_validate(row)
     if upload.status is UploadStatus.PENDING and upload.expires_at <= datetime.now(UTC):
         return upload.model_copy(update={"status": UploadStatus.EXPIRED})

@@ -46,7 +46,7 @@ class PairCounts(Value):
 
 
 class ShadowComparison(ShadowPair, PairCounts):
-    """A comparison's present state."""
+    """A comparison's current state."""
 
     tenant: str
     first_at: datetime

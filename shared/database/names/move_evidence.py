@@ -1,10 +1,10 @@
 """Check that a move has the evidence that its policy requires, in the transaction that moves.
 
-An adapter whose share of a name's answers grows needs a receipt: for exactly its bytes, under the present policy, on
+An adapter whose share of a name's answers grows needs a receipt: for exactly its bytes, under the current policy, on
 the base that is served now, against the adapter that answers now, and not too old. If several receipts fit, the newest
 is used. The adapter with most of the answers needs no receipt, and a shadow's answers reach no caller.
 
-    standing()  the present answer to the name, and the policies that might govern it; locks their rows
+    standing()  the current answer to the name, and the policies that might govern it; locks their rows
     check()     refuses a move without evidence; no policy changes until the transaction ends
 """
 
@@ -131,7 +131,7 @@ def check(
 
     Raises:
         Conflict: ``GATE_MISSING``: no receipt, or the policy would no longer govern it; ``GATE_STALE``: no receipt fits
-            the present state; ``GATE_FAILED``.
+            the current state; ``GATE_FAILED``.
         InvalidRequest: ``REQUEST_INVALID``: an override without a reason.
     """
     hold_policies(session)
@@ -254,7 +254,7 @@ def _receipt(
 
 
 def _misfit(receipt: StoredReceipt, before: Standing, terms: Terms) -> str | None:
-    """Return why a receipt does not fit the present state; None when it fits."""
+    """Return why a receipt does not fit the current state; None when it fits."""
     incumbent = before.incumbent
     present = (incumbent.id, incumbent.digest) if incumbent else (None, None)
     if (receipt.incumbent_id, receipt.incumbent_digest) != present:

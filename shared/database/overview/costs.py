@@ -129,13 +129,13 @@ class Costs:
         sums = [cast(func.sum(used.c[name]), BigInteger).label(name) for name in (*FIGURES, "attempts")]
         query = select(*columns, *sums, func.sum(used.c.gpu_seconds).label("gpu_seconds"))
         if after is not None and groups:
-            parts = tuple(unquote(part) for part in after.split(","))
+            position = tuple(unquote(part) for part in after.split(","))
             # PostgreSQL rejects strings with a NUL character.
-            if len(parts) != len(groups) or any("\0" in part for part in parts):
+            if len(position) != len(groups) or any("\0" in part for part in position):
                 raise InvalidRequest(
                     Code.REQUEST_INVALID, f"{after!r} is not the id of a line with this grouping.", param="after"
                 )
-            query = query.where(tuple_(*columns) > parts)
+            query = query.where(tuple_(*columns) > position)
         # Without columns to group by, a sum over no rows would still be one line.
         query = query.group_by(*columns).having(func.count() > 0).order_by(*columns).limit(limit + 1)
         with self._db.read() as session:
@@ -143,17 +143,17 @@ class Costs:
                 yield self._line(groups, row._asdict())
 
     def _line(self, groups: Sequence[CostGroup], row: Mapping[str, Any]) -> CostLine:
-        prices, parts = self._prices, {group: str(row[group]) for group in groups}
+        prices, labels = self._prices, {group: str(row[group]) for group in groups}
         costs = {
             "gpu_cost": prices.of_gpu(row["gpu_seconds"]),
             "token_cost": prices.of_tokens(row["prompt_tokens"], row["completion_tokens"]),
         }
         return CostLine(
-            id=",".join(quote(part, safe=" ") for part in parts.values()),
-            day=parts.get("day"),
-            tenant=parts.get("tenant"),
-            key_name=parts.get("key"),
-            base=parts.get("base"),
+            id=",".join(quote(part, safe=" ") for part in labels.values()),
+            day=labels.get("day"),
+            tenant=labels.get("tenant"),
+            key_name=labels.get("key"),
+            base=labels.get("base"),
             gpu_minutes=round(row["gpu_seconds"] / 60, 3),
             **{name: row[name] for name in (*FIGURES, "attempts")},
             **{name: None if cost is None else str(cost) for name, cost in costs.items()},

@@ -95,7 +95,7 @@ RUNNING = (
 
 
 def read_queue(session: Session, now: datetime, gpus: int) -> QueueState:
-    """Read the queue's present state.
+    """Read the queue's current state.
 
     Args:
         now: the database's time.

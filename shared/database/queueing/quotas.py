@@ -43,7 +43,7 @@ class Quota(BaseModel):
 
 
 class QuotaUse(Value):
-    """A tenant's quota and its present use.
+    """A tenant's quota and its current use.
 
     Attributes:
         gpu_minutes_used: GPU-minutes of attempts that began in this month and have ended.

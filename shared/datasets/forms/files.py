@@ -51,14 +51,14 @@ _FORMS = (
     (b"\xfe\xff", FileForm.UTF16),
 )
 HINTS: dict[FileForm, str] = {
-    FileForm.JSON_ARRAY: "is one JSON array and not an object per line",
+    FileForm.JSON_ARRAY: "is one JSON array, not one object per line",
     FileForm.JSON_DOCUMENTS: "is pretty-printed JSON: objects are spread over several lines",
-    FileForm.JSON_WRAPPED: "is one JSON object and not an object per line",
+    FileForm.JSON_WRAPPED: "is a single JSON object, not one object per line",
     FileForm.TABLE: "is a table (CSV or TSV) and not JSON",
     FileForm.PARQUET: "is a Parquet file and not JSON",
     FileForm.ARROW: "is an Arrow file and not JSON",
     FileForm.COMPRESSED: "is compressed",
-    FileForm.UTF16: "is written in UTF-16 and not in UTF-8",
+    FileForm.UTF16: "is encoded in UTF-16, not UTF-8",
 }
 REMEDIES: dict[FileForm, str] = {
     FileForm.COMPRESSED: "Unpack it first.",

@@ -41,7 +41,7 @@ DESCRIPTIONS: dict[RowForm, str] = {
     RowForm.ALPACA: "Alpaca's form (`instruction`, `input`, `output`, and `history`)",
     RowForm.QUESTION_ANSWER: "the question and answer form",
     RowForm.PROMPT_COMPLETION: "TRL's conversational form (`prompt` and `completion`, or other names of a question and an answer, as turns)",
-    RowForm.PREFERENCE: "the form of preferences (`chosen` and `rejected`), which are for DPO and not for supervised tuning",
+    RowForm.PREFERENCE: "the form of preferences (`chosen` and `rejected`), which are for DPO, not for supervised tuning",
     RowForm.RANKING: "the form of rankings (a question and `completions`, a list of answers with scores)",
     RowForm.KTO: "KTO's form (`prompt` and `completion`, or `messages`, with `label`)",
     RowForm.ANTHROPIC: "Anthropic's form (`messages` with blocks like `tool_use` and `tool_result`)",

@@ -14,7 +14,7 @@ MAX_SHOWN = 80
 """Largest number of characters of a caller's value that a fault quotes."""
 LISTED = ("prefixItems", "anyOf", "oneOf", "allOf")
 """Keywords whose value is a list of schemas."""
-OLDER_DRAFT = "is true or false, as in an older draft of JSON Schema, and not a list of names"
+OLDER_DRAFT = "is true or false, as in an older draft of JSON Schema, not a list of names"
 """Fault of `required` in a property of an older draft."""
 _MEANINGFUL_NULLS = frozenset({"default", "const"})
 """Keywords of a schema whose value may be null."""
@@ -92,9 +92,10 @@ def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield from ((f"properties.{name[:MAX_SHOWN]}", part) for name, part in properties.items())
     yield from ((keyword, schema[keyword]) for keyword in ("items", "additionalProperties") if keyword in schema)
     for keyword in LISTED:
-        parts = schema.get(keyword)
+        subschemas = schema.get(keyword)
         yield from (
-            (f"{keyword}[{index}]", part) for index, part in enumerate(parts if isinstance(parts, list) else ())
+            (f"{keyword}[{index}]", part)
+            for index, part in enumerate(subschemas if isinstance(subschemas, list) else ())
         )
 
 

@@ -237,9 +237,7 @@ def _with_parameters(function: Tool, place: str, note: Note) -> Tool:
 
 
 def _is_function(tool: Tool) -> bool:
-    """Return whether a flat tool is a function: Anthropic's type is ``custom``, and OpenAI's custom tools have no
-    schema.
-    """
+    # Anthropic's functions have the type `custom`; OpenAI's custom tools have no schema.
     kind = tool.get("type", "function")
     return kind == "function" or (kind == "custom" and not tool.keys().isdisjoint(_SCHEMA_NAMES))
 

@@ -147,7 +147,7 @@ def test_plan_and_job_say_that_the_base_learns_at_another_rate(
     job = client.post("/v1/jobs", json=body | {"kind": "finetune"}).json()
     record = client.get(f"/v1/jobs/{job['id']}/preflight").json()
     events = client.get(f"/v1/jobs/{job['id']}?after=0").json()["events"]
-    told = "exec.learning_rate is the contract's default, 0.0002; tiny learns well at 0.004"
+    told = "exec.learning_rate is the contract's default, 0.0002; set it to 0.004, the rate in the catalogue's"
     for notes in (planned["preflight"]["notes"], record["notes"]):
         assert any(note.startswith(told) for note in notes) is is_reported
     assert any(e["message"].startswith(told) and e["level"] == "warn" for e in events) is is_reported

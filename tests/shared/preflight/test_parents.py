@@ -52,7 +52,7 @@ def test_open_fields_are_the_parents(check: Any) -> None:
     contract = found.plan.contract
     assert (contract.adapter.rank, contract.adapter.alpha, contract.adapter.target_modules) == (6, 9, MODULES)
     assert (contract.quant.base, contract.quant.double_quant) == ("nf4", False)
-    assert found.precision.reason == "the adapter that it continues from was trained so"
+    assert found.precision.reason == "the adapter that it continues from was trained over NF4"
     taken = ("adapter.rank", "adapter.alpha", "adapter.target_modules", "quant.double_quant")
     assert {found.sources[path] for path in taken} == {"parent"}
     assert not [note for note in found.notes if "first@" in note]

@@ -561,7 +561,9 @@ def test_pairs_are_planned_with_two_sequences_a_row(base: Path, tmp_path: Path) 
     assert both.supervision.rows == both.plan.train.rows == 40
     assert both.supervision.supervised_tokens > 0
     assert both.plan.contract.preference.beta == 0.1
-    assert any("which suits supervised training; the rule for preferences gives 2e-05" in note for note in both.notes)
+    assert any(
+        "which suits supervised training; set it to 2e-05, the rate for preferences" in note for note in both.notes
+    )
 
 
 @pytest.mark.parametrize(

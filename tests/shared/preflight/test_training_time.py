@@ -44,10 +44,10 @@ def test_every_tier_names_its_basis() -> None:
         assert guess.reason.startswith("from FLOPs, a guess")
     unknown_device, unknown_rows = time_on(Machine("cuda")), time_on(CPU, mean_tokens=None)
     assert unknown_device.basis == unknown_rows.basis == "steps"
-    assert unknown_device.reason == "200 ms a step, a guess: the device's speed is not known"
+    assert unknown_device.reason == "200 ms per step, a guess: the device's speed is not known"
     unknown_peak = time_on(Machine("cuda", device_name="NVIDIA A16"))
-    assert unknown_peak.reason == "200 ms a step, a guess: the speed of NVIDIA A16 is not known"
-    assert unknown_rows.reason == "200 ms a step, a guess: the rows' tokens are not known"
+    assert unknown_peak.reason == "200 ms per step, a guess: the speed of NVIDIA A16 is not known"
+    assert unknown_rows.reason == "200 ms per step, a guess: the rows' tokens are not known"
 
 
 def test_a_time_says_what_it_covers() -> None:

@@ -83,9 +83,7 @@ def plan_micro_batches(lengths: Sequence[int], token_budget: int, *, packed: boo
 
 
 def _similar_lengths(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Group rows by length, longest first; a micro-batch ends before rows times its longest row would exceed the
-    budget.
-    """
+    """Group rows by length, longest first; no group exceeds the capacity when all its rows are padded to the longest."""
     groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= capacity:

@@ -55,7 +55,7 @@ class Encoder:
         """Return the ids of the strings, without special tokens.
 
         Raises:
-            EncodersDiffer: encode the file again, without the fast library.
+            EncodersDiffer: the libraries' ids differ; the caller encodes the file again without the fast one.
         """
         if self._fast is None:
             return encode_flat(self._backend, texts)

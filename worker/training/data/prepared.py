@@ -155,7 +155,7 @@ class PreparedRows(Sequence[Row]):
         return self._row(range(len(self))[index])
 
     def marks(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-        """Return a number for each row, equal for rows with the same tokens, from its length and some of its tokens."""
+        """Return a hash of each row's length and some of its tokens; rows with the same tokens have the same hash."""
         lengths = self.lengths[numbers]
         steps = np.arange(MARKED_TOKENS)
         places = self._starts[numbers, None] + (lengths[:, None] - 1) * steps // (MARKED_TOKENS - 1)

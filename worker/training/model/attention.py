@@ -50,7 +50,7 @@ def attend_within_documents(
     sliding_window: int | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
-    parts: Sequence[tuple[int, int]] = (),
+    document_lengths: Sequence[tuple[int, int]] = (),
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute causal attention in each document.
@@ -59,8 +59,8 @@ def attend_within_documents(
         query, key, value: (1, heads, tokens, head_dim); key and value may have fewer heads.
         cu_seq_lens_q: boundaries of the documents, each with its prefix; without it the call is ordinary SDPA.
         max_length_q: tokens of the longest document.
-        parts: for each document, the number of tokens of its prefix, which are at the beginning of the document before
-            it, and of its other tokens; empty: no document has a prefix.
+        document_lengths: for each document, the length of its prefix in tokens, which are at the beginning of the
+            document before it, and the length of the rest; empty: no document has a prefix.
         sliding_window: largest number of tokens that a position attends to, including itself.
 
     Returns:
@@ -72,28 +72,30 @@ def attend_within_documents(
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
         return output, None
     window = sliding_window if sliding_window and sliding_window < max_length_q else None
-    if parts:
-        query, key, value = (_with_prefixes(tensor, parts) for tensor in (query, key, value))
+    if document_lengths:
+        query, key, value = (_with_prefixes(tensor, document_lengths) for tensor in (query, key, value))
     if dropout == 0.0 and has_varlen_kernel(query):
         output = _varlen(query, key, value, cu_seq_lens_q, max_length_q, scaling, window)
     else:
         output = _each_document(query, key, value, cu_seq_lens_q, dropout, scaling, window)
-    return _without_prefixes(output, parts) if parts else output, None
+    return _without_prefixes(output, document_lengths) if document_lengths else output, None
 
 
 # Split, not sliced or indexed: the gradient of a split is one concatenation, in the same order on every device.
-def _with_prefixes(tensor: torch.Tensor, parts: Sequence[tuple[int, int]]) -> torch.Tensor:
+def _with_prefixes(tensor: torch.Tensor, document_lengths: Sequence[tuple[int, int]]) -> torch.Tensor:
     """Return the documents end to end, each with its prefix: (1, heads, tokens, head_dim)."""
     pieces, before = [], tensor
-    for (prefix, _), own in zip(parts, tensor.split([length for _, length in parts], dim=2), strict=True):
+    for (prefix, _), own in zip(
+        document_lengths, tensor.split([length for _, length in document_lengths], dim=2), strict=True
+    ):
         pieces += [before[:, :, :prefix], own] if prefix else [own]
         before = own
     return torch.cat(pieces, dim=2)
 
 
-def _without_prefixes(output: torch.Tensor, parts: Sequence[tuple[int, int]]) -> torch.Tensor:
+def _without_prefixes(output: torch.Tensor, document_lengths: Sequence[tuple[int, int]]) -> torch.Tensor:
     """Return the outputs for the tokens in the sequence: (1, tokens, heads, head_dim)."""
-    pieces = output.split([length for part in parts for length in part], dim=1)
+    pieces = output.split([length for lengths in document_lengths for length in lengths], dim=1)
     return torch.cat(pieces[1::2], dim=1)
 
 

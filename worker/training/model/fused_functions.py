@@ -126,8 +126,8 @@ def _rows(x: Tensor) -> Tensor:
 
 def _per_adapter(tensor: Tensor, adapters: Sequence[ProjectionLora], dim: int) -> tuple[Tensor, ...]:
     """Return views of the parts that belong to each adapter; empty ones for layers without LoRA."""
-    parts: tuple[Tensor, ...] = tensor.split([adapter.rank for adapter in adapters], dim)
-    return parts
+    views: tuple[Tensor, ...] = tensor.split([adapter.rank for adapter in adapters], dim)
+    return views
 
 
 def _stacked_downs(adapters: Sequence[ProjectionLora], dtype: torch.dtype) -> Tensor | None:

@@ -91,8 +91,8 @@ def head_log_probs(head: torch.nn.Module, hidden: torch.Tensor, targets: torch.T
         return _FrozenHeadLogProbs.apply(hidden, head.weight, head.bias, targets)  # type: ignore[no-untyped-call, no-any-return]
     rows = chunk_rows(head.weight.shape[0])  # type: ignore[index, arg-type]
     chunks = zip(hidden.split(rows), targets.split(rows), strict=True)
-    parts = [checkpoint(_learnt_log_probs, head, *chunk, use_reentrant=False) for chunk in chunks]
-    return torch.cat(parts) if parts else hidden.new_zeros(0, dtype=torch.float32)
+    outputs = [checkpoint(_learnt_log_probs, head, *chunk, use_reentrant=False) for chunk in chunks]
+    return torch.cat(outputs) if outputs else hidden.new_zeros(0, dtype=torch.float32)
 
 
 def _learnt_log_probs(head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -115,8 +115,8 @@ def head_loss(
         return loss, correct
     rows = chunk_rows(head.weight.shape[0])  # type: ignore[index, arg-type]
     chunks = zip(hidden.split(rows), targets.split(rows), weights.split(rows), strict=True)
-    parts = [checkpoint(_learnt_head_loss, head, *chunk, use_reentrant=False) for chunk in chunks]
-    losses, corrects = zip(*parts, strict=True)
+    outputs = [checkpoint(_learnt_head_loss, head, *chunk, use_reentrant=False) for chunk in chunks]
+    losses, corrects = zip(*outputs, strict=True)
     return torch.stack(losses).sum(), torch.stack(corrects).sum()
 
 

@@ -170,12 +170,9 @@ def _nf4_config(quant: QuantSection, dtype: torch.dtype) -> BitsAndBytesConfig:
 
 
 def _keep_differentiable(model: torch.nn.Module) -> None:
-    """Prevent bitsandbytes from using its inference layout on CPUs with AVX512-BF16.
-
-    The first forward in eval mode (our first validation) would repack every weight for a bf16 kernel without a
-    gradient, and training would continue with that: LoRA gradients would be silently wrong, and a resumed run would
-    differ from an uninterrupted one.
-    """
+    """Prevent bitsandbytes from using its inference layout on CPUs with AVX512-BF16."""
+    # The first validation would repack every weight for a kernel without a gradient, and training would continue with
+    # it: LoRA gradients would be silently wrong, and a resumed run would differ from an uninterrupted one.
     for module in model.modules():
         if isinstance(module, Linear4bit):
             module.support_avx512bf16_for_cpu = False

@@ -25,7 +25,7 @@ from worker.training.preference.scored_rows import ScoredRows, WantedAnswers
 RowT = TypeVar("RowT", bound=Example)
 OpenRows = Callable[[PreparedRows, int, Sequence[Numbers]], ScoredRows[RowT]]
 """A function that opens a prepared file: (its rows, number of its first row among the rows of all files, row numbers of
-its separately used parts).
+its separately used splits).
 """
 
 

@@ -69,16 +69,16 @@ class PreparedPairs(ScoredRows[Pair]):
     """Prepared rows, two by two: the chat with the preferred answer, and the one with the rejected answer.
 
     Args:
-        rows, first, parts: as in :class:`ScoredRows`.
+        rows, first, splits: as in :class:`ScoredRows`.
         once: whether the common prefix of both chats of a pair is computed once.
     """
 
     sides = 2
 
     def __init__(
-        self, rows: PreparedRows, first: int = 0, parts: Sequence[Numbers] = (), *, once: bool = False
+        self, rows: PreparedRows, first: int = 0, splits: Sequence[Numbers] = (), *, once: bool = False
     ) -> None:
-        super().__init__(rows, first, parts)
+        super().__init__(rows, first, splits)
         self._once = once
 
     def row(self, number: int) -> Pair:

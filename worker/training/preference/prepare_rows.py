@@ -140,7 +140,7 @@ def _reasons(whole: LabelledRows, cut: LabelledRows, vocab_size: int, sides: int
 
 def _equal(rows: LabelledRows) -> npt.NDArray[np.bool_]:
     """Return, for each pair, whether both of its chats have the same tokens."""
-    parts = np.split(rows.ids, rows.starts[1:])
+    sequences = np.split(rows.ids, rows.starts[1:])
     return np.array(
-        [np.array_equal(chosen, other) for chosen, other in zip(parts[::2], parts[1::2], strict=True)], np.bool_
+        [np.array_equal(chosen, other) for chosen, other in zip(sequences[::2], sequences[1::2], strict=True)], np.bool_
     )

@@ -74,14 +74,14 @@ class PreparedRatedAnswers(ScoredRows[RatedAnswer]):
 
     Args:
         rows, first: as in :class:`ScoredRows`.
-        parts: row numbers of each part; a row's mismatched answer comes from its own part, so that validation never
+        splits: row numbers of each split; a row's mismatched answer comes from its own split, so that validation never
             uses an answer that is trained on.
     """
 
-    def __init__(self, rows: PreparedRows, first: int, parts: Sequence[Numbers]) -> None:
+    def __init__(self, rows: PreparedRows, first: int, splits: Sequence[Numbers]) -> None:
         super().__init__(rows, first)
         self._longest = int(rows.lengths.max(initial=0))
-        self._partners = partners([_prompt_digest(rows[number]) for number in range(len(rows))], parts)
+        self._partners = partners([_prompt_digest(rows[number]) for number in range(len(rows))], splits)
 
     def row(self, number: int) -> RatedAnswer:
         """Return a rated answer."""
@@ -96,20 +96,20 @@ class PreparedRatedAnswers(ScoredRows[RatedAnswer]):
         return good
 
 
-def partners(prompts: Sequence[bytes], parts: Sequence[Numbers]) -> Numbers:
-    """Return, for each row, the row whose answer is put after its prompt: a row of the same part and, if possible, with
-    a different prompt.
+def partners(prompts: Sequence[bytes], splits: Sequence[Numbers]) -> Numbers:
+    """Return, for each row, the row whose answer is put after its prompt: a row of the same split and, if possible,
+    with a different prompt.
 
     Rows are sorted by prompt, and each row's partner is as many places away as the most frequent prompt has rows; so
     the prompts differ if no prompt has more than half of the rows.
 
     Args:
         prompts: prompt of each row, in a form whose order carries no meaning.
-        parts: row numbers of each part.
+        splits: row numbers of each split.
     """
     numbers = np.arange(len(prompts))
-    for part in parts:
-        ordered = sorted(part.tolist(), key=lambda number: (prompts[number], number))
+    for split in splits:
+        ordered = sorted(split.tolist(), key=lambda number: (prompts[number], number))
         _, counts = np.unique([prompts[number] for number in ordered], return_counts=True) if ordered else (None, [0])
         shift = int(max(counts))
         shift = shift if shift < len(ordered) else 1

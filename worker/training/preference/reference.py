@@ -36,7 +36,7 @@ TENSOR, PLAN = "scores", "plan"
 
 @torch.no_grad()
 def score_reference(context: TrainingContext, working: Callable[[], None]) -> torch.Tensor:
-    """Score every row with the model's present weights, and write the scores into the run folder.
+    """Score every row with the model's current weights, and write the scores into the run folder.
 
     Args:
         working: called between micro-batches.

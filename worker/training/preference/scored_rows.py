@@ -45,7 +45,7 @@ class ScoredRows(Sequence[RowT]):
     Args:
         rows: prepared rows; ``sides`` of them form a row here.
         first: number of the first row among the rows of all files, which determines the place of its scores.
-        parts: numbers of the rows for training, and of the rows for validation.
+        splits: numbers of the rows for training, and of the rows for validation.
 
     Attributes:
         lengths: int64, (rows,): tokens computed for each row.
@@ -54,7 +54,7 @@ class ScoredRows(Sequence[RowT]):
 
     sides = 1
 
-    def __init__(self, rows: PreparedRows, first: int = 0, parts: Sequence[Numbers] = ()) -> None:  # noqa: ARG002
+    def __init__(self, rows: PreparedRows, first: int = 0, splits: Sequence[Numbers] = ()) -> None:  # noqa: ARG002
         self.rows, self.first = rows, first
         self.lengths: Numbers = rows.lengths.reshape(-1, self.sides).sum(1)
         self.difficulties: npt.NDArray[np.uint8] = rows.difficulties[:: self.sides]

@@ -121,19 +121,19 @@ class _Axes:
 
     def drawn(self) -> str:
         right, floor = WIDTH - RIGHT, self.top + PANEL_HEIGHT - BOTTOM
-        parts = []
+        elements = []
         for value in ticks(self.y_low, self.y_high):
             y = self.y(value)
-            parts.append(f'<path d="M{LEFT} {y}H{right}" stroke="#ddd"/>')
-            parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end" fill="#444">{value:.4g}</text>')
+            elements.append(f'<path d="M{LEFT} {y}H{right}" stroke="#ddd"/>')
+            elements.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end" fill="#444">{value:.4g}</text>')
         for value in sorted({round(tick) for tick in ticks(self.x_low, self.x_high)}):
             if self.x_low <= value <= self.x_high:
                 at = f'x="{self.x(value)}" y="{floor + 16}"'
-                parts.append(f'<text {at} text-anchor="middle" fill="#444">{value}</text>')
-        parts.append(f'<path d="M{LEFT} {floor}H{right}" stroke="#444"/>')
+                elements.append(f'<text {at} text-anchor="middle" fill="#444">{value}</text>')
+        elements.append(f'<path d="M{LEFT} {floor}H{right}" stroke="#444"/>')
         middle = (LEFT + right) / 2
-        parts.append(f'<text x="{middle}" y="{floor + 33}" text-anchor="middle" fill="#444">optimizer step</text>')
-        return "\n".join(parts) + "\n"
+        elements.append(f'<text x="{middle}" y="{floor + 33}" text-anchor="middle" fill="#444">optimizer step</text>')
+        return "\n".join(elements) + "\n"
 
 
 def _line(line: Series, points: Points, axes: _Axes) -> str:

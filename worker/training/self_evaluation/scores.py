@@ -60,11 +60,11 @@ def score_rows(context: TrainingContext, rows: Sequence[Row], check: Callable[[]
     for row in rows:
         check()
         batches = ANSWERS.micro_batches([row.unweighted()], sum(row.lengths), pad_token=pad, packed=packed)
-        parts = [ANSWERS.loss(context.model, batch, context.device) for batch in batches]
+        losses = [ANSWERS.loss(context.model, batch, context.device) for batch in batches]
         scores.append(
             RowScore(
-                sum(part.loss.item() for part in parts),
-                sum(part.correct.item() for part in parts),
+                sum(batch.loss.item() for batch in losses),
+                sum(batch.correct.item() for batch in losses),
                 sum(batch.weight_sum for batch in batches),
                 sum(batch.target_count for batch in batches),
             )

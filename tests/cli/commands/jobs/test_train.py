@@ -246,7 +246,7 @@ def test_train_says_where_and_how_long(
     (guessed,) = (line for line in installation.mens(*train).splitlines() if line.startswith("device: "))
     assert guessed.startswith("device: not known, planned as a GPU (no worker has reported); memory: estimated peak ")
     assert guessed.endswith(
-        ", 200 ms a step, a guess: the device's speed is not known; without loading, evaluation and publishing"
+        ", 200 ms per step, a guess: the device's speed is not known; without loading, evaluation and publishing"
     )
     worker = WorkerMachine(device="cpu", host_bytes=16 << 30, cores=2)
     monkeypatch.setattr(installation.services.workers, "machines", lambda: [worker])

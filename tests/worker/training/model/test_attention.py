@@ -107,7 +107,7 @@ def test_a_prefix_that_lies_once_is_as_one_that_lies_before_each(family):
         use_cache=False,
         cu_seq_lens_q=edges,
         max_length_q=14,
-        parts=list(zip(PREFIXES, lengths, strict=True)),
+        document_lengths=list(zip(PREFIXES, lengths, strict=True)),
     )
     found = output.last_hidden_state[0].split(lengths)
     for one, other, prefix in zip(found, expected, PREFIXES, strict=True):
@@ -203,7 +203,7 @@ def test_the_variable_length_kernel_takes_documents_with_prefixes(window):
         "sliding_window": window,
         "cu_seq_lens_q": torch.tensor([0, 7, 12, 24, 38], dtype=torch.int32, device="cuda"),
         "max_length_q": 14,
-        "parts": list(zip(PREFIXES, lengths, strict=True)),
+        "document_lengths": list(zip(PREFIXES, lengths, strict=True)),
     }
     found = []
     for dtype in (torch.bfloat16, torch.float32):
