@@ -90,6 +90,11 @@ NOT_NOUNS = frozenset({"asked", "each", "found", "given", "known", "one", "told"
 """Names of variables, parameters, fields and functions that say how a value was got, and not what it is."""
 NOT_PARTS = frozenset({"asked", "beside", "told"})
 """Words that are not a part of such a name either."""
+OLD_TESTS = re.compile(
+    r"def (test\w*_(?:(?<!_there_)(?:is|are)_no(?!_(?:longer|more|other|such|way|larger|smaller|worse|less)_)"
+    r"|asked|told(?!_apart)|mend(?:ed|s)?|anew|beside|came_of|for_ever|goes_on|go_on)(?:_\w*)?)\("
+)
+"""Names of tests with phrases of the list."""
 
 
 def phrases_in(texts: Iterable[str]) -> list[str]:
@@ -188,6 +193,27 @@ def test_names_are_nouns(folder: str) -> None:
 )
 def test_faulty_names_are_found(line: str, names: set[str]) -> None:
     assert faulty_names(f"class Thing:\n    each: int\ndef function(told):\n    {line}") == names | {"each", "told"}
+
+
+def test_names_of_tests_are_plain_english() -> None:
+    sources = {path: path.read_text() for path in sorted((ROOT / "tests").rglob("*.py"))}
+    faults = {str(path.relative_to(ROOT)): OLD_TESTS.findall(source) for path, source in sources.items()}
+    assert not {path: names for path, names in faults.items() if names}, "name them in the words of `PHRASES`"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_old"),
+    [
+        ("test_row_is_no_row", True),
+        ("test_loss_is_told", True),
+        ("test_base_is_asked", True),
+        ("test_job_goes_on", True),
+        ("test_run_is_no_longer_exact_and_kinds_are_told_apart", False),
+        ("test_rows_are_not_errors_and_the_job_continues", False),
+    ],
+)
+def test_old_names_of_tests_are_found(name: str, is_old: bool) -> None:
+    assert bool(OLD_TESTS.search(f"def {name}() -> None:")) is is_old
 
 
 def test_pages_are_plain_english() -> None:

@@ -113,7 +113,7 @@ def test_client_that_wants_the_connection_closed_sees_the_answer(url: str) -> No
     refusal.value.close()
 
 
-def test_client_that_asks_first_is_not_told_to_continue(url: str) -> None:
+def test_client_that_expects_100_continue_gets_the_refusal(url: str) -> None:
     with connect(url) as client:
         send_all(client, head("POST", "/v1/files", "Expect: 100-continue", "Content-Length: 1000000"))
         assert client.recv(100).startswith(b"HTTP/1.1 401")
@@ -286,7 +286,7 @@ def answers(url: str) -> Any:
         return False
 
 
-def test_client_that_leaves_in_the_middle_of_an_upload_is_no_error(
+def test_client_that_leaves_in_the_middle_of_an_upload_is_not_an_error(
     url: str, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines = f"Authorization: Bearer {key}", "Content-Type: multipart/form-data; boundary=x", "Content-Length: 1000"
@@ -319,7 +319,7 @@ def test_websocket_is_no_way_around(url: str) -> None:
         assert read_response(stranger).status in (0, 401)
 
 
-def test_what_is_no_http_is_refused_in_the_one_shape(url: str) -> None:
+def test_data_that_is_not_http_is_refused_in_the_same_form(url: str) -> None:
     with connect(url) as stranger:
         send_all(stranger, b"\x16\x03\x01 hello\r\n\r\n")
         response = read_response(stranger)

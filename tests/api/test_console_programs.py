@@ -86,7 +86,7 @@ def test_address_writes_no_prototype(program: Path, name: str, around: str) -> N
 
 
 @pytest.mark.parametrize("path", ["exec.a b", "Exec.x", "exec..x", "exec.", ".x", "exec.x;y", "exec.$(id)", "exec"])
-def test_what_is_no_path_of_a_field_is_left_out(program: Path, path: str) -> None:
+def test_what_is_not_a_path_of_a_field_is_left_out(program: Path, path: str) -> None:
     assert run(program, f"bodyOf(new URLSearchParams([[{json.dumps(path)}, '1']])).contract") == {}
 
 
@@ -118,7 +118,7 @@ def test_the_first_of_two_values_counts_as_the_form_shows_it(program: Path) -> N
         "3",
     ],
 )
-def test_file_that_is_no_contract_is_refused(program: Path, text: str) -> None:
+def test_file_that_is_not_a_contract_is_refused(program: Path, text: str) -> None:
     assert run(program, f"said(() => parametersOfFile({json.dumps(text)}))") == "SyntaxError"
 
 
@@ -163,7 +163,7 @@ def test_a_shell_gets_each_copied_value_as_it_is(program: Path) -> None:
 @pytest.mark.parametrize(
     "path", ["data.template_arguments.x", "data.context_filter", "method.type", "collateral_damage_verified"]
 )
-def test_copied_command_refers_to_the_file_for_what_is_no_option(program: Path, path: str) -> None:
+def test_copied_command_refers_to_the_file_for_what_is_not_an_option(program: Path, path: str) -> None:
     words = run(program, f"optionsOf(of({json.dumps(f'{path}=1&name=mine&preset=small')}), quoted).join(' ')")
     assert words == "--contract mine.json --name mine --preset small"
 
@@ -201,7 +201,7 @@ def test_each_command_quotes_what_it_takes_in() -> None:
     assert not taken
 
 
-def test_a_table_is_asked_for_its_own_names() -> None:
+def test_addresses_that_name_a_member_of_the_prototype_are_unknown() -> None:
     """Addresses that name a member of an object's prototype open the page for unknown addresses, and add no curve."""
     assert "Object.hasOwn(SCREENS, name)" in SCRIPTS["app.js"]
     assert 'Object.hasOwn(SERIES, query.get("series") || "")' in SCRIPTS["screens/compare.js"]

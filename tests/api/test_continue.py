@@ -217,7 +217,7 @@ def test_the_learning_rate_is_the_bases(client: TestClient, train_file: str, par
     assert rates[0] == rates[1]
 
 
-def test_our_block_names_the_parent_beside_a_base_or_alone(client: TestClient, train_file: str, parent: str) -> None:
+def test_our_block_names_the_parent_next_to_a_base_or_alone(client: TestClient, train_file: str, parent: str) -> None:
     block = {"adapter": {"continue_from": parent}}
     for model in (BASE, None):
         job = create(client, train_file, model=model, mens=block).json()

@@ -93,7 +93,7 @@ def test_an_unknown_kind_of_job_is_answered_with_those_there_are(client: TestCli
 
 
 @pytest.mark.parametrize(("body", "byte"), [('{"kind": ', 9), ('{"é": tru}', 7), ("", None)])
-def test_a_body_that_is_no_json_says_where(client: TestClient, body: str, byte: int | None) -> None:
+def test_a_body_that_is_not_json_says_where(client: TestClient, body: str, byte: int | None) -> None:
     response = client.post("/v1/jobs", content=body.encode(), headers={"Content-Type": "application/json"})
     error = response.json()["error"]
     assert (response.status_code, error["param"], bool(error["mens"]["remedy"])) == (422, None, True)

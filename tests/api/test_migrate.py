@@ -27,7 +27,7 @@ def test_new_database_gets_the_schema(
     engine.dispose()
 
 
-def test_server_that_is_not_there_is_said_in_a_line(
+def test_server_that_does_not_run_is_reported_in_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MENS_DATABASE_URL", f"postgresql+psycopg://mens:secret@127.0.0.1:{free_port()}/mens")

@@ -167,7 +167,7 @@ def test_worse_adapter_is_found_out_and_gets_no_more_copies(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_better_adapter_wins_and_goes_on(app: FastAPI, api: httpx.Client, replica: TwoAdapters, stream: bool) -> None:
+def test_better_adapter_wins_and_continues(app: FastAPI, api: httpx.Client, replica: TwoAdapters, stream: bool) -> None:
     shadow(api, make_eval(app), main=WORSE, candidate=ADAPTER)
     found = ask_until_counted(app, api, 8, stream=stream)
     assert (found["wins"], found["losses"], found["verdict"]) == (8, 0, "undecided")

@@ -42,7 +42,7 @@ def form(filename: bytes, content: bytes = b'{"prompt": "a", "response": "b"}') 
     return {"content": body, "headers": {"Content-Type": "multipart/form-data; boundary=x"}}
 
 
-def test_file_name_that_is_no_utf8_is_refused(client: TestClient) -> None:
+def test_file_name_that_is_not_utf8_is_refused(client: TestClient) -> None:
     response = client.post("/v1/files", **form(b"\xff\xfe.jsonl"))
     assert (response.status_code, response.json()["error"]["param"]) == (400, "file")
 
@@ -118,7 +118,7 @@ def test_rejected_contract_is_a_bad_request_to_openais_clients(client: TestClien
         ("/health", "GET, HEAD, OPTIONS"),
     ],
 )
-def test_allowed_methods_are_told(client: TestClient, path: str, methods: str) -> None:
+def test_allowed_methods_are_reported(client: TestClient, path: str, methods: str) -> None:
     refused, asked = client.patch(path), client.options(path)
     assert (refused.status_code, refused.headers["Allow"]) == (405, methods)
     assert (asked.status_code, asked.headers["Allow"], asked.content) == (204, methods, b"")
@@ -156,7 +156,7 @@ def test_first_and_last_file_are_named(client: TestClient, train_file: str) -> N
 
 
 @pytest.mark.parametrize("path", ["/ready", "/v1/models", "/api/tags"])
-def test_address_of_the_database_is_not_told(
+def test_address_of_the_database_is_not_reported(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     def fail(*_: object) -> Any:

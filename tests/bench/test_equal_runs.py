@@ -31,5 +31,5 @@ def test_a_job_without_two_exact_runs_misses_it(outcomes):
         report(runs, wanted_exact=COMPARED, smoke=True)
 
 
-def test_runs_of_a_library_that_is_not_told_need_not_be_exact():
+def test_runs_with_mkls_defaults_need_not_be_exact():
     assert report([("plain", OTHER), ("plain", OTHER)], wanted_exact=0, smoke=False)

@@ -25,7 +25,7 @@ def test_time_is_absolute_or_counted_from_now() -> None:
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2h ago", "999999d"])
-def test_other_text_is_no_time(text: str) -> None:
+def test_other_text_is_not_a_time(text: str) -> None:
     with pytest.raises(typer.BadParameter, match=r"is not a time: give 2h, 7d"):
         past_time(text)
     assert past_time(None) is None

@@ -90,7 +90,7 @@ def test_baseline_is_the_incumbent_until_another_is_pinned(
         page.get_by_role("heading", name="Choose two runs or more").wait_for()
 
 
-def test_answers_stand_beside_base_and_reference(
+def test_answers_stand_next_to_base_and_reference(
     visitor: Visitor, state: StorageState, address: str, tuned: dict[str, Any]
 ) -> None:
     (sample, *_) = tuned["result"]["self_evaluation"]["sample_answers"]

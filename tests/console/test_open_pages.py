@@ -217,7 +217,7 @@ def test_killed_api_comes_back_without_a_reload(
         expect(page.locator("table.old")).to_have_count(0)
 
 
-def test_progress_of_a_job_that_is_not_in_the_list_asks_for_nothing(
+def test_progress_of_a_job_that_is_not_in_the_list_requests_nothing(
     visitor: Visitor, installation: Installation, state: StorageState, tuned: dict[str, Any]
 ) -> None:
     me = installation.call("GET", "/v1/me")

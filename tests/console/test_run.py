@@ -50,7 +50,7 @@ def test_losses_are_overlaid_zoomed_and_in_a_table(
         plot.locator(".at", has_text="step").wait_for()
 
 
-def test_answers_stand_beside_the_base_and_the_reference(
+def test_answers_stand_next_to_the_base_and_the_reference(
     visitor: Visitor, state: StorageState, tuned: dict[str, Any]
 ) -> None:
     samples = tuned["result"]["self_evaluation"]["sample_answers"]

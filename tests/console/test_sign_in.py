@@ -38,7 +38,7 @@ def test_wrong_key_is_refused_with_what_to_do(visitor: Visitor) -> None:
         expect(alert.locator("p").last).to_contain_text("mens keys create NAME")
 
 
-def test_code_of_a_link_leaves_the_address_at_once_and_is_asked_for(
+def test_code_of_a_link_leaves_the_address_at_once_and_needs_a_click(
     visitor: Visitor, installation: Installation
 ) -> None:
     code = installation.call("POST", "/v1/sign_in_codes")["code"]

@@ -122,7 +122,7 @@ def test_answer_that_was_carried_to_another_browser_signs_nobody_in(company: Com
     assert not handed_in(watch) + handed_in(other)  # a page without its half sends nothing in place of it
 
 
-def test_person_without_a_role_is_told_whom_to_ask(company: Company) -> None:
+def test_person_without_a_role_learns_whom_to_ask(company: Company) -> None:
     with company.visitor.visit(friend=company.issuer, allowed=frozenset({403})) as (page, _):
         go_through(page, "mallory")
         alert = page.get_by_role("alert")

@@ -104,7 +104,7 @@ def test_rows_that_are_not_those_of_the_provenance_are_refused(tmp_path: Path, a
     assert raised.value.code == Code.CORPUS_SHARD_CHANGED
 
 
-def test_blank_line_at_the_end_is_no_row(tmp_path: Path) -> None:
+def test_blank_line_at_the_end_is_not_a_row(tmp_path: Path) -> None:
     write(tmp_path)
     path = tmp_path / "part-00000.jsonl"
     count = len(list(read_lines([path])))

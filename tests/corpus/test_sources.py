@@ -24,7 +24,7 @@ def test_folder_of_files_leaves_provenance_out(tmp_path: Path) -> None:
     assert find_files(tmp_path) != found
 
 
-def test_missing_and_empty_folders_are_no_source(tmp_path: Path) -> None:
+def test_missing_and_empty_folders_are_not_a_source(tmp_path: Path) -> None:
     assert find_files(tmp_path) is None
     assert find_files(tmp_path / "absent") is None
 

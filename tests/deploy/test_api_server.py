@@ -258,7 +258,7 @@ def test_pods_are_admitted_as_they_are(installed: Release) -> None:
         ({"container": {"seccompProfile": {"type": "Unconfined"}}}, "unconfined is not an allowed seccomp profile"),
     ],
 )
-def test_pod_that_asks_for_more_is_refused(server: ApiServer, change: Values, refusal: str) -> None:
+def test_pod_that_requests_more_is_refused(server: ApiServer, change: Values, refusal: str) -> None:
     container = {"name": "any", "image": "any", "securityContext": change.pop("container", {})}
     spec = {"automountServiceAccountToken": False, "securityContext": {"runAsNonRoot": True}, **change}
     spec["containers"] = [container]

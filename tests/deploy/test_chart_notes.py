@@ -63,7 +63,7 @@ def test_notes_have_the_address(chart: Chart, values: Values, address: str) -> N
     assert "port-forward" not in found
 
 
-def test_notes_tell_what_has_no_effect_here(chart: Chart) -> None:
+def test_notes_report_what_has_no_effect_here(chart: Chart) -> None:
     found = notes(chart, KEDA)
     assert (
         "worker.autoscaling has no effect: the cluster has no keda.sh/v1alpha1. The number of workers stays 1 until"

@@ -34,7 +34,7 @@ def deployment(documents: list[Document], name: str) -> Document:
     return spec
 
 
-def test_nothing_scales_by_itself_unless_asked(chart: Chart) -> None:
+def test_nothing_scales_by_itself_by_default(chart: Chart) -> None:
     documents = chart.render(MINIMAL, KEDA)
     assert not of(documents, "HorizontalPodAutoscaler") + of(documents, "ScaledObject")
     assert deployment(documents, "mens-api")["replicas"] == 2

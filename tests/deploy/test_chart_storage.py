@@ -68,7 +68,7 @@ def test_keys_are_in_the_secret_only(chart: Chart) -> None:
     assert "the-secret-key" not in elsewhere
 
 
-def test_with_a_role_no_key_is_asked_for(chart: Chart) -> None:
+def test_with_a_role_no_key_is_needed(chart: Chart) -> None:
     documents = chart.render({**MINIMAL, "storage": {"s3": BUCKET}})
     assert "AWS_" not in json.dumps(documents)
 

@@ -92,7 +92,7 @@ def test_every_alert_has_series_that_it_fires_on_and_series_that_it_does_not() -
     assert {case["alertname"] for case in tests if not case["exp_alerts"]} == names
 
 
-def test_every_metric_that_is_asked_for_exists() -> None:
+def test_every_queried_metric_exists() -> None:
     known = {metric.name for tier in metric_names().values() for metric in tier} | FROM_OTHERS
     for expression in [*queries(), *(alert["expr"] for alert in alerts())]:
         assert named(expression), expression

@@ -76,7 +76,7 @@ def test_the_archives_training_file_is_known(openai: ServedOpenAI, tmp_path: Pat
     assert choice.left_out["trained on"] == 1
 
 
-def test_where_only_training_rows_exist_a_tenth_is_asked_and_the_reader_is_warned(
+def test_with_training_rows_only_a_tenth_is_recorded_and_the_reader_is_warned(
     openai: ServedOpenAI, tmp_path: Path
 ) -> None:
     project = openai.fake.projects[KEY]

@@ -35,7 +35,7 @@ def test_a_receipt_is_read_as_it_was_written_and_private(tmp_path: Path) -> None
     assert receipt.verdict is Status.MISSING_EVIDENCE
 
 
-def test_no_receipt_is_no_error_and_a_broken_one_is(tmp_path: Path) -> None:
+def test_missing_receipt_is_not_an_error_and_a_broken_one_is(tmp_path: Path) -> None:
     assert read_receipt(tmp_path, TUNED) is None
     path = write_receipt(tmp_path, documented())
     path.write_bytes(path.read_bytes()[:100])

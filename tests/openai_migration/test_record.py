@@ -89,7 +89,7 @@ def test_samples_have_the_production_temperature_and_seeds_of_their_own(
     assert [(body["temperature"], body["seed"]) for body in sent] == [(0, 1337), (0.7, 1338), (0.7, 1339)]
 
 
-def test_it_goes_on_where_it_broke_off(openai: ServedOpenAI, folder: Path) -> None:
+def test_it_continues_where_it_was_interrupted(openai: ServedOpenAI, folder: Path) -> None:
     plan = plan_for(folder)
     first = run(openai, folder, plan, bounds=Bounds(requests=2))
     assert (first.answered, first.stopped) == (2, "--max-requests is reached")
@@ -122,7 +122,7 @@ def test_a_bound_of_tokens_is_in_openais_own_count(openai: ServedOpenAI, folder:
     assert Bounds(requests=5, tokens=30).after(done) == Bounds(requests=3, tokens=2)
 
 
-def test_a_model_without_logprobs_is_asked_without(
+def test_a_model_without_logprobs_is_queried_without(
     openai: ServedOpenAI, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = bodies(openai.fake, monkeypatch)
@@ -132,7 +132,7 @@ def test_a_model_without_logprobs_is_asked_without(
     assert "logprobs" not in sent[0]
 
 
-def test_a_model_that_is_gone_is_asked_once_and_the_others_go_on(openai: ServedOpenAI, folder: Path) -> None:
+def test_a_model_that_is_gone_is_queried_once_and_the_others_continue(openai: ServedOpenAI, folder: Path) -> None:
     gone = error_response(404, "model_not_found", "The model does not exist.")
     openai.fake.before = lambda number, _: gone if number == 1 else None
     done = run(openai, folder, plan_for(folder))

@@ -25,7 +25,7 @@ def test_every_file_has_the_digest_of_the_list() -> None:
     assert digests == {name: file["sha256"] for name, file in VENDORED["files"].items()}
 
 
-def test_every_package_is_permissive_and_its_licence_is_there() -> None:
+def test_every_package_is_permissive_and_has_its_licence() -> None:
     assert {package["license"] for package in VENDORED["packages"].values()} <= PERMISSIVE
     licensed = {file["package"] for name, file in VENDORED["files"].items() if name.startswith("LICENSE-")}
     assert licensed == VENDORED["packages"].keys()

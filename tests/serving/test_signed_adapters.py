@@ -62,7 +62,7 @@ def test_an_adapter_is_served_once_it_is_signed(
     assert {path.name for path in served.folder.iterdir()} == set(adapter.files)
 
 
-def test_a_key_that_is_not_trusted_is_no_signature(
+def test_a_key_that_is_not_trusted_does_not_sign(
     serving_installation: ServingInstallation, store: AdapterStore, adapter: AdapterManifest, tmp_path: Path
 ) -> None:
     make_key(tmp_path / "stranger.pem")
@@ -81,7 +81,7 @@ def test_the_signature_of_another_adapter_is_none(
     assert refusal(store, adapter) == Code.ADAPTER_SIGNATURE_INVALID
 
 
-def test_without_trusted_keys_nothing_is_asked(
+def test_without_trusted_keys_no_signature_is_required(
     serving_installation: ServingInstallation, adapter: AdapterManifest, tmp_path: Path
 ) -> None:
     store = serving_installation.store(tmp_path / "open")

@@ -28,5 +28,5 @@ def test_bytes_of_one_count_too(sent: bytes) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b'"\xed\x9f\xbf \xee\x80\x80"', b"\xff\xfe\x00", b"\x00\xd8\x00"])
-def test_what_is_no_json_is_left_to_the_decoder(sent: bytes) -> None:
+def test_what_is_not_json_is_left_to_the_decoder(sent: bytes) -> None:
     assert not has_lone_surrogate(sent)

@@ -77,7 +77,7 @@ def test_message_is_acknowledged_on_receipt_and_results_are_not_kept() -> None:
 NO_MESSAGES = [b"hello", b"\xff\xfe", b"[1]", b"{}", b'{"properties": {"body_encoding": "base64"}, "body": "%"}']
 
 
-def test_entries_that_are_no_message_are_dropped_and_the_job_behind_them_is_run(
+def test_entries_that_are_not_messages_are_dropped_and_the_job_behind_them_is_run(
     broker: Valkey, caplog: pytest.LogCaptureFixture
 ) -> None:
     celery = make_celery(broker.url)

@@ -19,7 +19,7 @@ RUNS = {
 @pytest.mark.bench
 @pytest.mark.timeout(660)
 @pytest.mark.parametrize("command", RUNS)
-def test_smoke_run_beside_a_real_replica_has_every_variant_and_goal(
+def test_smoke_run_with_a_real_replica_has_every_variant_and_goal(
     tmp_path: Path, installation: Installation, command: str
 ) -> None:
     stack = installation.stack

@@ -46,7 +46,7 @@ def test_job_survives_the_loss_of_everything_but_its_worker(installation: Instal
 
 
 @pytest.mark.long  # each loss by itself is in tests/worker/training/test_resume.py and tests/worker/jobs/test_finetune.py
-def test_job_goes_on_from_a_checkpoint_after_each_loss_of_its_trainer_or_worker(installation: Installation) -> None:
+def test_job_continues_from_a_checkpoint_after_each_loss_of_its_trainer_or_worker(installation: Installation) -> None:
     job_id = installation.train(name="resumed", epochs=24)
 
     def wait_for_attempt(number: int) -> None:

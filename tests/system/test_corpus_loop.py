@@ -152,7 +152,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
 
 
 @pytest.mark.long
-def test_rows_hold_no_function_that_is_asked(asked: tuple[list[dict[str, str]], Path]) -> None:
+def test_rows_hold_no_function_of_the_eval(asked: tuple[list[dict[str, str]], Path]) -> None:
     found, folder = asked
     assert {item["name"] for item in found} == set(TESTS)
     grade: dict[str, Any] = {}

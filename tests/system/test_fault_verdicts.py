@@ -79,7 +79,7 @@ def test_answer_that_nobody_should_get_is_bad(status: int, body: dict[str, Any],
     assert "STORAGE_FULL" in witness.codes or bad
 
 
-def test_row_tells_the_outcome() -> None:
+def test_row_reports_the_outcome() -> None:
     verdict = Verdict("runs-full", "The disk is full", recovery_seconds=2.4, attempts=[1, 2])
     verdict.jobs = count_outcomes([job(), job("failed", "TEMPLATE_UNSUPPORTED")])
     verdict.answers = {"chat": {"200": 7}, "upload": {"200": 1, "503 `STORAGE_FULL`": 4}}

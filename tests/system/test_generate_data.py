@@ -14,7 +14,7 @@ from tests.system.loop import Installation
 pytestmark = [pytest.mark.network, pytest.mark.timeout(300)]
 
 
-def test_a_tuned_model_answers_and_is_asked_once(
+def test_a_tuned_model_answers_and_is_queried_once(
     installation: Installation, home: Path, assistant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MENS_HOME", str(home))

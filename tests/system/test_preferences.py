@@ -54,7 +54,7 @@ def finished(client: OpenAI, job: FineTuningJob) -> FineTuningJob:
     return job
 
 
-def test_job_is_of_the_method_that_was_asked_for(preferred: FineTuningJob) -> None:
+def test_job_is_of_the_method_that_was_requested(preferred: FineTuningJob) -> None:
     assert preferred.status == "succeeded", preferred.error
     assert preferred.method is not None
     assert preferred.method.type == "dpo"

@@ -19,5 +19,5 @@ RUNS = {
 @pytest.mark.experiment
 @pytest.mark.timeout(660)
 @pytest.mark.parametrize("command", RUNS)
-def test_smoke_run_beside_a_replica_of_the_real_base(tmp_path: Path, command: str) -> None:
+def test_smoke_run_with_a_replica_of_the_real_base(tmp_path: Path, command: str) -> None:
     check_printed(run_smoke(tmp_path, *command.split()), *RUNS[command])

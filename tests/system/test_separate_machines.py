@@ -130,7 +130,7 @@ def test_killed_api_valkey_control_worker_and_replica_lose_and_double_nothing(
     assert sorted(listed) == sorted([running["id"], waiting["id"]])
 
 
-def test_killed_workers_job_goes_on_on_another_machine_with_equal_bytes(
+def test_killed_workers_job_continues_on_another_machine_with_equal_bytes(
     machines: SeparateMachines,
     installation: Installation,
     storage: S3Storage,

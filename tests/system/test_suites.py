@@ -171,7 +171,7 @@ def test_multiple_choice_of_two_models(
 
 
 @pytest.mark.long
-def test_a_task_that_is_not_there_is_named(mens: Any, task: Path, tmp_path: Path) -> None:
+def test_a_task_that_is_missing_is_named(mens: Any, task: Path, tmp_path: Path) -> None:
     error = mens("summing", "--model", BASE, "--tasks-folder", str(task), "--output", str(tmp_path / "out"), code=1)
     assert error["error"]["code"] == "SUITE_FAILED"
     assert "summing" in error["error"]["message"]

@@ -146,7 +146,7 @@ def running(server):
     return float(count)
 
 
-def test_prompts_are_scored_beside_streams(vllm_server, serving_installation):
+def test_prompts_are_scored_during_streams(vllm_server, serving_installation):
     """A caller's ``echo`` with ``logprobs``, and every job's own proof, together with all other requests of the batch."""
     models = [serving_installation.entry.name, serving_installation.publish("scored", seed=31).adapter_id]
 
@@ -170,7 +170,7 @@ def test_prompts_are_scored_beside_streams(vllm_server, serving_installation):
     assert [choice["text"].startswith(("the red", "a ship")) for choice in echoed] == [True, True]
 
 
-def test_base_is_unchanged_beside_a_full_batch_of_adapters(vllm_server, serving_installation):
+def test_base_is_unchanged_in_a_full_batch_of_adapters(vllm_server, serving_installation):
     slots = serving_installation.settings().serving_max_loras
     adapters = [serving_installation.publish(f"beside{number}", seed=20 + number).adapter_id for number in range(slots)]
 

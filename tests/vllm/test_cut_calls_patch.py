@@ -131,7 +131,7 @@ def test_text_that_its_tokens_do_not_give_is_read_by_letters(tokenizer: Any, nam
     assert "a long text" in arguments
 
 
-def test_answer_that_is_no_forced_call_stays(tokenizer: Any) -> None:
+def test_answer_that_is_not_a_forced_call_stays(tokenizer: Any) -> None:
     parser = parser_named("hermes")
     request = request_of("chat", "auto")
     assert whole(parser(tokenizer, request.tools), "It is 7.", [], request) == ("It is 7.", [])

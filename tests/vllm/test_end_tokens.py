@@ -255,7 +255,7 @@ def test_ollamas_answer_ends(gateway, model, route, asked, stream):
     assert (lines[-1]["done_reason"], lines[-1]["eval_count"]) == ("stop", TOKENS)
 
 
-def test_callers_own_settings_go_on_working(gateway, installation):
+def test_callers_own_settings_keep_working(gateway, installation):
     base = installation.entry.name
     (ignoring,) = chat(gateway, base, ignore_eos=True).json()["choices"]
     assert ignoring["finish_reason"] == "length"
@@ -301,7 +301,7 @@ def test_certificate_holds_each_end_token(installation, server, adapter):
     assert END in found["stop"]["tokens"]
 
 
-def test_certificate_fails_a_replica_that_goes_on(installation, server, adapter):
+def test_certificate_fails_a_replica_that_continues(installation, server, adapter):
     encoded = encode_chats(Tokenizer.load(installation.base))
     (a,) = Tokenizer.load(installation.base).encode("a").ids
     with pytest.raises(JobFailed) as failed:

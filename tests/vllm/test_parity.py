@@ -185,7 +185,7 @@ def test_a_merged_model_has_the_numbers_of_its_adapters_certificates(
     assert differences(base, served) > 0.1
 
 
-def test_a_merged_models_fidelity_is_stored_beside_it(
+def test_a_merged_models_fidelity_is_stored_next_to_it(
     serving_installation: ServingInstallation, merged: BaseModelEntry
 ) -> None:
     assert merged.merged_from

@@ -298,7 +298,7 @@ def test_key_is_not_on_the_command_line_nor_in_the_log(vllm_server):
     assert "test-serving-key" not in vllm_server.log.read_text()
 
 
-def test_scraper_gets_ours_beside_vllms_own(vllm_server):
+def test_scraper_gets_our_metrics_and_vllms(vllm_server):
     page = vllm_server.metrics()
     for name in ("vllm:num_requests_running", *PROGRESS):
         assert re.search(rf"^{name}\{{", page, re.MULTILINE)

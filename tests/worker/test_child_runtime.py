@@ -48,7 +48,7 @@ def test_success_is_zero(tmp_path):
 
 
 @pytest.mark.parametrize("code", [EXIT_PAUSED, EXIT_CANCELLED])
-def test_a_stop_is_no_error(tmp_path, code):
+def test_a_stop_is_not_an_error(tmp_path, code):
     assert run_engine(raising(StopRequested(code)), tmp_path) == code
     assert list(tmp_path.iterdir()) == []
 
@@ -84,7 +84,7 @@ def test_a_full_disk_has_a_code_and_may_be_tried_again(tmp_path):
     assert (error["code"], error["retryable"]) == (Code.STORAGE_FULL, True)
 
 
-def test_a_disk_without_room_for_the_error_itself_is_told_by_the_exit_code(tmp_path, capsys):
+def test_a_disk_without_room_for_the_error_itself_is_reported_by_the_exit_code(tmp_path, capsys):
     (tmp_path / f"error.json.{os.getpid()}.tmp").symlink_to("/dev/full")
     assert run_engine(lambda: Path("/dev/full").write_text("x"), tmp_path) == STORAGE_EXITS[Code.STORAGE_FULL]
     assert "STORAGE_FULL" in capsys.readouterr().err
@@ -150,7 +150,7 @@ def test_a_cancel_that_was_requested_is_one(tmp_path, several):
     assert not (tmp_path / "error.json").exists()
 
 
-def test_end_by_torchrun_during_a_pause_is_no_cancel(tmp_path, several):
+def test_end_by_torchrun_during_a_pause_is_not_a_cancel(tmp_path, several):
     """It ends the others when one of them was killed; no checkpoint was written."""
     write_json(tmp_path / "stop.json", {"signal": signal.SIGUSR1})
     assert run_engine(raising(StopRequested(EXIT_CANCELLED)), tmp_path) == EXIT_PEER_LOST

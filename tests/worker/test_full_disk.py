@@ -84,7 +84,7 @@ def whole(tiny: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Whole:
         pytest.param(worker.training.reporting.report, "write_json", 3, id="a later report", marks=pytest.mark.long),
     ],
 )
-def test_attempt_after_one_that_met_a_full_disk_goes_on(
+def test_attempt_after_one_that_met_a_full_disk_continues(
     tiny, whole: Whole, tmp_path, monkeypatch, module: Any, name: str, call: int
 ) -> None:
     first, second = tmp_path / "attempt-0001", tmp_path / "attempt-0002"

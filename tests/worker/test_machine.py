@@ -35,7 +35,9 @@ def test_usable_gpu_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("machine", ["old driver", "CPU build", "T4", "V100"])
-def test_unusable_gpu_is_no_gpu_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
+def test_unusable_gpu_does_not_count_and_has_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
     pretend(MACHINES[machine], tmp_path / "gpu", monkeypatch)
     found = describe_machine(0)
     assert (found.device, found.device_name, found.devices) == ("cpu", "", 0)

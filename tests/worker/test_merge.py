@@ -285,7 +285,7 @@ def test_llama_merges_too(tiny_llama, tmp_path):
 
 
 @pytest.mark.long
-def test_the_process_tells_a_refusal_in_its_error_file(adapter, tiny, tmp_path):
+def test_the_process_reports_a_refusal_in_its_error_file(adapter, tiny, tmp_path):
     """The tests above check refusals in this process; `test_child_runtime.py` tests how a process reports an error."""
     run = merge_run(adapter, tiny.base, tiny.entry.digests | {"config.json": "0" * 64})
     (tmp_path / PLAN_NAME).write_text(run.model_dump_json())

@@ -39,7 +39,7 @@ def tokenizer(base: Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(base)
 
 
-def test_folder_is_complete_and_nothing_is_left_beside_it(base: Path) -> None:
+def test_folder_is_complete_and_nothing_is_left_next_to_it(base: Path) -> None:
     assert sorted(file.name for file in base.iterdir()) == [
         "chat_template.jinja",
         "config.json",

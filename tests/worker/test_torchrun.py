@@ -182,7 +182,7 @@ def test_the_code_of_the_process_that_failed_is_kept(start, tmp_path):
     ],
     ids=["coded", "killed"],
 )
-def test_failure_during_a_pause_is_no_pause(start, end, code):
+def test_failure_during_a_pause_is_not_a_pause(start, end, code):
     """torchrun ends the first process with the signal of a cancel, before it has written a checkpoint."""
     engine = start(
         "def work():\n"
@@ -212,7 +212,7 @@ def test_noted_cancel_outranks_a_later_pause(tmp_path):
 
 
 @pytest.mark.long
-def test_a_crash_is_told_in_the_words_of_the_process_that_crashed(start):
+def test_a_crash_is_reported_in_the_words_of_the_process_that_crashed(start):
     engine = start("def work():\n    if rank: raise ValueError('odd shape')\n    lose_the_other()")
     failed = failure(engine)
     assert (failed.code, failed.details["exit_code"]) == (Code.TRAINER_CRASHED, 1)

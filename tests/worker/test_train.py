@@ -174,7 +174,7 @@ def test_a_loss_that_stays_not_finite_ends_the_run(tiny, tmp_path, monkeypatch):
     assert not (tmp_path / "run" / SUMMARY_NAME).exists()
 
 
-def test_a_step_that_is_not_finite_changes_nothing_and_is_told_as_null(tiny, tmp_path, monkeypatch):
+def test_a_step_that_is_not_finite_changes_nothing_and_is_reported_as_null(tiny, tmp_path, monkeypatch):
     plan = tiny.plan_run(tmp_path, exec={"epochs": 1, "batch_size": 3})
     poison(monkeypatch, from_step=1, to_step=2)
     run_dir = tiny.train(plan, tmp_path / "run")
@@ -386,7 +386,7 @@ def test_checkpoints_within_a_long_epoch_displace_none_of_an_epochs_end(tiny, tm
     assert steps_of(tiny.train(run, tmp_path / "run")) == [6, 12, 17]
 
 
-def test_within_a_long_epoch_time_makes_checkpoints_that_are_no_result(tiny, tmp_path):
+def test_within_a_long_epoch_time_makes_checkpoints_that_are_not_a_result(tiny, tmp_path):
     run = tiny.plan_run(tmp_path, validation=HELD_OUT, exec={"epochs": 2, "checkpoint_minutes": 1e-9})
     whole = tiny.train(run, tmp_path / "whole")
     assert [one["step"] for one in telemetry(whole, "checkpoint")] == [1, 2, 3, 4, 5, 6]
@@ -460,7 +460,7 @@ def test_the_summary_is_written_last(tiny, tmp_path, monkeypatch):
         assert not (tmp_path / step / SUMMARY_NAME).exists()
 
 
-def test_telemetry_tells_the_run_and_no_text(finished):
+def test_telemetry_reports_the_run_and_no_text(finished):
     lines = telemetry(finished.run_dir)
     assert all(set(line) == {"ts_ms", "event", "payload"} for line in lines)
     assert [line["ts_ms"] for line in lines] == sorted(line["ts_ms"] for line in lines)

@@ -26,7 +26,7 @@ def test_offsets_are_those_of_the_lines(tmp_path: Path) -> None:
                 assert offsets.find(file, line, math.inf) == begins[min(line, len(begins) - 1)], line
 
 
-def test_search_that_runs_out_of_time_goes_on_later(tmp_path: Path) -> None:
+def test_search_that_runs_out_of_time_continues_later(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_bytes(b"a\n" * (2 * CHUNK_BYTES))
     offsets, tries = LineOffsets(), 0

@@ -52,7 +52,7 @@ def test_large_lines_make_short_pages(tmp_path: Path, tokenizer: Tokenizer) -> N
     assert second.trained.pieces[-1].kind in ("end", "special", "context")
 
 
-def test_page_that_runs_out_of_time_is_short_and_goes_on(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_page_that_runs_out_of_time_is_short_and_continues(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(json.dumps({"prompt": str(n), "response": "x"}) for n in range(5)))
     reader = RowReader(path, tokenizer, 100, seconds=0.0)

@@ -97,7 +97,7 @@ def test_half_of_a_surrogate_pair_is_named_wherever_it_stands(api: httpx.Client,
     assert "half of a surrogate pair" in error["message"]
 
 
-def test_a_large_body_that_is_no_json_is_not_parsed_again_for_its_field(
+def test_a_large_body_that_is_not_json_is_not_parsed_again_for_its_field(
     api: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("api.inference.gateway.MAX_EXPLAINED_BYTES", 50)
@@ -255,7 +255,7 @@ def test_stream_of_a_key_that_is_revoked_ends_with_an_error(
     assert (error["mens"]["code"], error["code"]) == ("KEY_INVALID", "invalid_api_key")
 
 
-def test_streams_go_on_while_the_database_is_away(
+def test_streams_continue_while_the_database_is_away(
     app: FastAPI, api: httpx.Client, replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("api.inference.response.RECHECK_SECONDS", 0.0)

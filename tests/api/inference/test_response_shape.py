@@ -114,7 +114,7 @@ def test_what_the_caller_wrote_is_repeated_as_it_was() -> None:
         assert found["error"] is None
 
 
-def test_what_is_no_response_is_left_alone() -> None:
+def test_what_is_not_a_response_is_left_alone() -> None:
     for content in (b"", b"x", b"[]", b"{", b'{"tools":3}'):
         assert response_in_openais_shape(content) == content
         event = b"event: response.created\ndata: " + content + b"\n\n"

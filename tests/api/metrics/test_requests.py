@@ -94,7 +94,7 @@ def test_model_has_its_latencies_by_the_name_that_it_was_found_by(app: FastAPI, 
 
 
 @pytest.mark.network
-def test_names_of_models_that_there_are_not_make_no_series(app: FastAPI, gateway: httpx.Client) -> None:
+def test_names_of_unknown_models_make_no_series(app: FastAPI, gateway: httpx.Client) -> None:
     registry = app.state.services.metrics.registry
     gateway.post("/v1/completions", json={"model": "no-0", "prompt": "x"})
     eventually(lambda: value(registry, "mens_api_refusals_total", code="MODEL_NOT_FOUND") == 1)  # after its answer

@@ -45,7 +45,7 @@ def test_options_have_vllms_names() -> None:
 
 
 @pytest.mark.parametrize("endless", [-1, -2])
-def test_negative_num_predict_is_no_limit(endless: int) -> None:
+def test_negative_num_predict_means_no_limit(endless: int) -> None:
     assert "max_tokens" not in chat(options={"num_predict": endless})
 
 

@@ -185,7 +185,7 @@ def test_a_misspelt_field_of_our_block_is_answered_with_what_was_meant(client: T
     assert error["mens"]["remedy"].startswith("Did you mean mens.exec.learning_rate? ")
 
 
-def test_bounds_of_a_multiplier_are_told_as_the_rates(client: TestClient, train_file: str) -> None:
+def test_bounds_of_a_multiplier_are_reported_as_rates(client: TestClient, train_file: str) -> None:
     error = create(client, train_file, hyperparameters={"learning_rate_multiplier": 1e4}).json()["error"]
     assert "gives the learning rate 2: Input should be less than or equal to 1" in error["message"]
 

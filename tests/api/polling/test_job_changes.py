@@ -134,7 +134,7 @@ def test_progress_of_many_jobs_comes_together_with_one_id(database: Database) ->
     run(test, database, clock=lambda: now)
 
 
-def test_stream_without_events_goes_on_as_soon_as_a_key_was_revoked(
+def test_stream_without_events_gets_a_chunk_when_a_key_was_revoked(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_changes, "IDLE_POLLS", 10**9)
@@ -203,9 +203,7 @@ def test_streams_that_want_the_same_are_sent_the_same_bytes(database: Database) 
     run(test, database)
 
 
-def test_stream_that_is_too_far_behind_is_told_to_read_again(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stream_that_is_too_far_behind_gets_a_reset(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_changes, "LOG_EVENTS", 3)
 
     async def test(followed: JobChanges) -> None:
@@ -327,7 +325,7 @@ def test_a_reading_that_fails_loses_no_alias(database: Database, monkeypatch: py
     assert next(failures, None) is None
 
 
-def test_operators_are_told_of_replicas(database: Database) -> None:
+def test_operators_see_replicas(database: Database) -> None:
     up, down = (ReplicaFacts(name="r1", base="tiny", state=state) for state in ("up", "down"))
     now = [up]
 

@@ -214,7 +214,7 @@ def test_rows_of_a_file_and_rows_with_answers(app: FastAPI, acme: OpenAI) -> Non
     assert acme.evals.runs.retrieve(run.id, eval_id=eval_id).result_counts.passed == 1
 
 
-def test_responses_are_asked_likewise(acme: OpenAI) -> None:
+def test_responses_are_requested_in_the_same_way(acme: OpenAI) -> None:
     source: Any = asking(
         type="responses", sampling_params={"max_completion_tokens": 8, "text": {"format": {"type": "text"}}}
     )
@@ -268,7 +268,7 @@ BAD_EVALS: list[tuple[str, dict[str, Any], list[dict[str, Any]], str, str]] = [
 @pytest.mark.parametrize(
     ("config", "criteria", "code", "param"), [row[1:] for row in BAD_EVALS], ids=[row[0] for row in BAD_EVALS]
 )
-def test_what_cannot_judge_is_told_when_the_eval_is_made(
+def test_criteria_that_cannot_judge_are_reported_when_the_eval_is_created(
     acme: OpenAI, config: Any, criteria: Any, code: str, param: str
 ) -> None:
     error = refused(acme.evals.create, data_source_config=config, testing_criteria=criteria)
@@ -276,7 +276,7 @@ def test_what_cannot_judge_is_told_when_the_eval_is_made(
     assert (error["param"] or "").startswith(param)
 
 
-def test_a_field_of_a_list_and_one_that_is_allowed_are_no_faults(acme: OpenAI) -> None:
+def test_a_field_of_a_list_and_one_that_is_allowed_are_not_faults(acme: OpenAI) -> None:
     inside = {"type": "object", "properties": {"a": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/b"}]}}}
     schema = {**inside, "$defs": {"b": {"type": "object", "properties": {"c": {}}}}, "additionalProperties": True}
     criterion = EQUALS | {"input": "{{ item.a.c }} {{ item.other }}", "reference": "{{ item.tags[0].x }}"}
@@ -301,7 +301,7 @@ BAD_RUNS: list[tuple[str, dict[str, Any], dict[str, Any], int, str, str]] = [
 @pytest.mark.parametrize(
     ("source", "mens", "status", "code", "param"), [row[1:] for row in BAD_RUNS], ids=[row[0] for row in BAD_RUNS]
 )
-def test_what_cannot_be_run_is_told_before_anything_is_asked(
+def test_items_that_cannot_be_run_are_reported_before_any_request(
     app: FastAPI, acme: OpenAI, source: Any, mens: dict[str, Any], status: int, code: str, param: str
 ) -> None:
     error = refused(acme.evals.runs.create, make_eval(acme), data_source=source, extra_body={"mens": mens})
@@ -345,7 +345,7 @@ def test_a_judge_of_both_answers_needs_a_second_model(acme: OpenAI) -> None:
     assert (error["code"], error["param"]) == ("EVAL_INVALID", "testing_criteria")
 
 
-def test_a_model_by_its_other_name_is_no_incumbent(app: FastAPI, acme: OpenAI) -> None:
+def test_a_model_by_its_other_name_is_not_an_incumbent(app: FastAPI, acme: OpenAI) -> None:
     base = StandsFor(kind="base", name=BASE)
     ForeignNames(app.state.services.database, "acme").set(
         "gpt-4o", base, Actor(id="key-1", name="ada"), bases=frozenset({BASE})
@@ -370,7 +370,7 @@ def test_code_without_a_sandbox_is_refused_at_a_run_and_not_at_an_eval(
     assert (error["code"], error["param"]) == (Code.SANDBOX_UNAVAILABLE, "testing_criteria.0")
 
 
-def test_code_that_does_not_compile_is_told_before_anything_is_asked(
+def test_code_that_does_not_compile_is_reported_before_any_request(
     app: FastAPI, acme: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app.state.services.sandboxes, "_choice", "auto")
@@ -396,7 +396,7 @@ def test_code_within_another_check_is_looked_at_in_the_sandbox(
     assert (error["code"], error["param"]) == (Code.GRADER_SOURCE_INVALID, "testing_criteria.0")
 
 
-def test_faults_of_a_file_are_told_by_their_lines(acme: OpenAI) -> None:
+def test_faults_of_a_file_are_reported_by_their_lines(acme: OpenAI) -> None:
     eval_id = make_eval(acme)
     file = acme.files.create(
         file=("rows.jsonl", b'{"item": {"question": "a", "answer": "b"}}\n{"itm": 1}\n'), purpose="evals"
@@ -443,7 +443,7 @@ def test_tenants_see_nothing_of_each_other(app: FastAPI, open_client: Callable[[
     assert refused(other.evals.runs.retrieve, run.id, eval_id=own)["status"] == 404
 
 
-def test_a_run_of_an_error_tells_it_in_openais_fields(app: FastAPI, acme: OpenAI) -> None:
+def test_a_run_of_an_error_reports_it_in_openais_fields(app: FastAPI, acme: OpenAI) -> None:
     from shared.errors import JobFailed
 
     eval_id = make_eval(acme)

@@ -353,7 +353,7 @@ def test_a_refused_request_with_rows_leaves_no_file(
     assert client.get("/v1/files").json()["data"] == []
 
 
-def test_a_bad_row_that_came_with_the_job_is_told_as_a_row(client: TestClient) -> None:
+def test_a_bad_row_that_came_with_the_job_is_reported_as_a_row(client: TestClient) -> None:
     rows = [*ROWS_AND_KEYS["data"], {"prompt": "only"}]
     error = error_of(client.post("/v1/jobs", json={"model": BASE, **ROWS_AND_KEYS, "data": rows}))
     assert error["param"] == f"data.{len(rows) - 1}"

@@ -138,7 +138,7 @@ def test_no_etag_of_ours_is_a_200(polled: Polled, etag: str) -> None:
     assert polled.client.get(f"/v1/jobs/{polled.job.id}", headers=headers).status_code == 200
 
 
-def test_outage_is_told_once_what_is_known_is_old(polled: Polled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outage_is_reported_once_cached_values_are_old(polled: Polled, monkeypatch: pytest.MonkeyPatch) -> None:
     etag = polled.until_known()
 
     def fail(*_: Any) -> Any:

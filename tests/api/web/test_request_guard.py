@@ -75,7 +75,7 @@ def test_body_over_the_routes_limit_is_refused(
 @pytest.mark.parametrize(
     ("path", "begins"), [("/v1/jobs", "Upload the rows with POST /v1/files"), ("/v1/keys", "Shorten it")]
 )
-def test_a_job_that_is_too_large_is_told_to_upload_its_rows(client: TestClient, path: str, begins: str) -> None:
+def test_remedy_for_a_job_that_is_too_large_is_to_upload_its_rows(client: TestClient, path: str, begins: str) -> None:
     response = client.post(path, content=b"{}", headers={"Content-Length": "9" * 9})
     remedy = response.json()["error"]["mens"]["remedy"]
     assert (response.status_code, remedy.startswith(begins)) == (413, True)
@@ -248,7 +248,7 @@ def test_revoked_key_counts_from_its_second_try(throttled: FastAPI, anonymous: T
     assert statuses == [401] * (TRIES + 1) + [429]
 
 
-def test_outage_of_the_database_is_no_failure(
+def test_outage_of_the_database_is_not_a_failure(
     throttled: FastAPI, anonymous: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unavailable(_: str) -> Any:
@@ -283,6 +283,6 @@ def test_a_text_like_such_a_number_is_none(client: TestClient, text: str) -> Non
     assert client.post("/v1/keys", json={"name": text[:60], "role": "viewer"}).status_code == 201
 
 
-def test_a_body_that_is_no_json_is_left_to_its_route(client: TestClient) -> None:
+def test_a_body_that_is_not_json_is_left_to_its_route(client: TestClient) -> None:
     response = client.post("/v1/keys", content='{"name": NaN', headers={"Content-Type": "application/json"})
     assert (response.status_code, "not JSON: " in response.json()["error"]["message"]) == (422, True)

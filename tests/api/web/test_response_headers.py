@@ -50,7 +50,7 @@ def test_slow_body_counts_too(app: FastAPI, client: TestClient, monkeypatch: pyt
     assert post(app, client, "/v1/completions", json={}) == [408, [str(LIMIT)], [str(LIMIT - 1)]]
 
 
-def test_key_that_has_reached_its_limit_is_told_once(app: FastAPI, client: TestClient) -> None:
+def test_key_that_has_reached_its_limit_is_reported_once(app: FastAPI, client: TestClient) -> None:
     _, secret = app.state.services.keys.create("k", limits=KeyLimits(requests_per_minute=1))
     headers = {"Authorization": f"Bearer {secret}"}
     for status, body in ((404, {"model": "nobody", "prompt": "x"}), (429, {"model": "nobody", "prompt": "x"})):

@@ -13,7 +13,7 @@ from bench.datasets.preparation_corpus import make_base, paragraphs, write_chats
 from shared.datasets.reader import check_dataset
 
 
-def test_messages_that_only_call_tools_are_no_text():
+def test_messages_that_only_call_tools_are_not_text():
     texts = example_texts()
     assert "What is the weather like in Paris today?" in texts
     assert all(isinstance(text, str) and text for text in texts)

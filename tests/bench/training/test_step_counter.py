@@ -11,7 +11,7 @@ pytestmark = pytest.mark.torch
 CARD = Card(bandwidth=1e12, products=1e12, products_fp32=1e11, attention=1e12, launch=1e-9)
 
 
-def test_views_are_no_work_and_results_are() -> None:
+def test_views_are_not_work_and_results_are() -> None:
     left, right = torch.ones(64, 32), torch.ones(32, 16)
     with StepCounter(CARD) as counter:
         left.t().unsqueeze(0)

@@ -106,7 +106,7 @@ def test_two_models_get_the_same_questions_and_their_own_answers(
     assert "base:\nanswer 3" in capsys.readouterr().out
 
 
-def test_refused_question_is_not_kept_and_the_conversation_goes_on(
+def test_refused_question_is_not_kept_and_the_conversation_continues(
     models: Models, typed: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed += ["long", "short"]

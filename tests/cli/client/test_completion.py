@@ -65,7 +65,7 @@ def test_nothing_is_completed_or_said_without_an_installation(
         ("mens merge de", "demo@1"),
     ],
 )
-def test_shell_asks_for_a_completion(filled: CliInstallation, words: str, completed: str) -> None:
+def test_shell_requests_a_completion(filled: CliInstallation, words: str, completed: str) -> None:
     asked = {"_MENS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     said = CliRunner().invoke(app, [], prog_name="mens", env=asked)
     assert said.stdout.split() == [completed]

@@ -55,7 +55,7 @@ def test_nothing_is_uploaded_for_a_sidecar_that_is_none(installation: CliInstall
 
 
 @pytest.mark.parametrize("gone", [ORIGINAL_WEIGHTS, V2_NAME])
-def test_a_file_that_is_not_there_is_named(installation: CliInstallation, original: Path, gone: str) -> None:
+def test_a_file_that_is_missing_is_named(installation: CliInstallation, original: Path, gone: str) -> None:
     (original / gone).unlink()
     assert gone in installation.mens("adapter", "import", str(original), "--model", "tiny", code=1)
 

@@ -135,7 +135,7 @@ def test_adapter_in_use_by_alias_is_not_deleted(mens: Command, installation: Cli
     assert [line.split("\t")[0] for line in listed] == ["prod", "demo@3", "demo@1"]
 
 
-def test_shadow_shows_what_came_of_judged_copies(mens: Command, installation: CliInstallation) -> None:
+def test_shadow_shows_the_outcomes_of_judged_copies(mens: Command, installation: CliInstallation) -> None:
     config = {"type": "custom", "item_schema": {"type": "object"}}
     check = {"type": "python", "name": "json", "source": "", "mens": {"check": "json_schema", "json_schema": {}}}
     body = {"name": "form", "data_source_config": config, "testing_criteria": [check]}

@@ -26,7 +26,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(("tiny", "base"), [(False, REAL_BASE), (True, TINY_BASE)])
-def test_the_real_model_is_taken_unless_the_tiny_one_is_asked_for(
+def test_the_real_model_is_taken_unless_the_tiny_one_is_requested(
     tmp_path: Path, made: list[str], tiny: bool, base: str
 ) -> None:
     assert demo.choose_lesson(Settings(home=tmp_path), tiny=tiny).base == base

@@ -61,7 +61,7 @@ def test_the_list_ends_with_the_command_that_chats(with_models: CliInstallation)
     assert with_models.invoke("models", "list", "--json").stderr == ""
 
 
-def test_what_is_no_adapter_is_refused_before_a_question(with_models: CliInstallation) -> None:
+def test_what_is_not_an_adapter_is_refused_before_a_question(with_models: CliInstallation) -> None:
     with_models.mens("alias", "prod", "demo@1")
     for name in ("tiny", "prod"):
         refused = with_models.mens("models", "delete", name, code=1)
@@ -192,7 +192,7 @@ def answering(*_: Any, json: dict[str, Any], **__: Any) -> Iterator[httpx.Respon
     yield httpx.Response(200, text=event, headers={"x-mens-adapter": "demo@1"} if json["model"] == "prod" else {})
 
 
-def test_adapter_behind_an_alias_is_named_beside_the_answer(with_models: CliInstallation) -> None:
+def test_adapter_behind_an_alias_is_named_next_to_the_answer(with_models: CliInstallation) -> None:
     with_models.patch.setattr(httpx.Client, "stream", answering)
     answered = with_models.invoke("chat", "prod", "Hi")
     assert (answered.stdout, answered.stderr) == ("I am prod\n", "answered by demo@1\n")

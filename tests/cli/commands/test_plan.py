@@ -152,7 +152,7 @@ def test_a_contract_file_may_spell_fields_otherwise(base: Path, rows: Path, tmp_
 
 
 @pytest.mark.parametrize(("field", "option"), [("validation_file", "--validation"), ("replay_file", "--replay")])
-def test_further_files_of_a_contract_file_are_planned_or_asked_for(
+def test_further_files_of_a_contract_file_are_planned_or_required(
     base: Path, rows: Path, tmp_path: Path, field: str, option: str
 ) -> None:
     further, contract = tmp_path / "further.jsonl", tmp_path / "contract.json"

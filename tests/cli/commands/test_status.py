@@ -42,7 +42,7 @@ def test_workers_name_a_gpu_that_cannot_be_used(installation: CliInstallation, m
     assert f"GPU_UNUSABLE: {fault}" in installation.mens("status", "--workers")
 
 
-def test_fault_without_its_sentence_is_told_by_its_code(
+def test_fault_without_its_sentence_is_reported_by_its_code(
     installation: CliInstallation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faulty = WorkerMachine(device="cpu", fault="gpu-7:12 takes no job: its disk is full.", fault_code="STORAGE_FULL")

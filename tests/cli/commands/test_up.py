@@ -61,7 +61,7 @@ def test_printed_commands_leave_the_default_home_out(
 
 
 @pytest.mark.parametrize(("port", "bound"), [("99999", "65535"), ("-1", "0")])
-def test_port_that_there_is_not_is_refused(
+def test_port_that_does_not_exist_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: str, bound: str
 ) -> None:
     monkeypatch.setenv("MENS_HOME", str(tmp_path / "home"))
@@ -70,7 +70,7 @@ def test_port_that_there_is_not_is_refused(
     assert not (tmp_path / "home").exists()
 
 
-def test_port_in_use_is_told_before_a_base_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_in_use_is_reported_before_a_base_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MENS_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("cli.commands.up.install_signal_handlers", lambda *_: None)
     monkeypatch.setattr("cli.commands.up.build", lambda *_, **__: pytest.fail("the base is built first"))
@@ -133,7 +133,7 @@ def test_default_base_stays_unless_it_is_left_out(
     assert chosen_bases(two_bases, named, default_base) == served
 
 
-def test_default_base_is_not_built_beside_another(tmp_path: Path) -> None:
+def test_default_base_is_not_built_in_addition_to_another(tmp_path: Path) -> None:
     entry = BaseModelEntry(name="real", source=LocalSource(path="x"), digests={"config.json": "1" * 64})
     save_catalog(tmp_path / "catalog.json", Catalog(bases=[entry]))
     assert chosen_bases(Settings(home=tmp_path), ["real"], True) == ["real"]

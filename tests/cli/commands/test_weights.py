@@ -104,7 +104,7 @@ def test_operators_precision_decides_and_an_unknown_machine_does_not(
     assert reason(quant_base="nf4") == "MENS_QUANT_BASE says so"
 
 
-def test_twin_that_is_asked_for_is_made(home: Path, made: list[str]) -> None:
+def test_requested_twin_is_made(home: Path, made: list[str]) -> None:
     assert serve(home, "twin")[0] == made == ["tiny-nf4"]
     assert serve(home, "twin", "tiny", "tiny-nf4")[0] == ["tiny-nf4"], "each once"
     assert serve(home, "original", "tiny-nf4")[0] == ["tiny-nf4"], "a twin that is named is served"

@@ -111,7 +111,7 @@ def test_a_number_as_label_may_be_a_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("label", "reason"), [("good", "ROW_LABEL_INVALID"), (2, "ROW_LABEL_INVALID"), (None, "not_rated")]
 )
-def test_a_label_that_rates_nothing_is_told(label: object, reason: str, tmp_path: Path) -> None:
+def test_a_label_that_rates_nothing_is_reported(label: object, reason: str, tmp_path: Path) -> None:
     _, report, _ = converted(tmp_path, {"prompt": "Hi", "completion": "No", "label": label}, rules=RATED)
     assert report.drops == {reason: 1}
 
@@ -188,7 +188,7 @@ def test_accounts_of_the_samples_are_the_recorded_ones(tmp_path: Path) -> None:
     assert GOLDEN.read_text() == found, "MENS_UPDATE_GOLDEN=1 pytest tests/cli/conversion/test_forms.py writes it"
 
 
-def test_preferences_are_not_trained_on_unless_asked_for(tmp_path: Path) -> None:
+def test_preferences_are_trained_on_only_on_request(tmp_path: Path) -> None:
     rows = [row for form, row, _ in READABLE if form is RowForm.PREFERENCE]
     written, report, _ = converted(tmp_path, *rows, rules=Rules())
     assert (written, report.drops) == ([], {DropReason.PREFERENCE: len(rows)})
@@ -216,7 +216,7 @@ def test_pairs_of_any_form_are_written_for_dpo(row: dict[str, Any], tmp_path: Pa
     assert (rated, other) == ({"messages": HI, "label": True}, {"messages": said("Hi", "No"), "label": False})
 
 
-def test_what_is_no_pair_is_dropped_with_its_reason(tmp_path: Path) -> None:
+def test_what_is_not_a_pair_is_dropped_with_its_reason(tmp_path: Path) -> None:
     plain = {"prompt": "Hi", "chosen": "Hello", "rejected": "No", "rating": 5}
     rows: list[Any] = [
         plain,
@@ -230,7 +230,7 @@ def test_what_is_no_pair_is_dropped_with_its_reason(tmp_path: Path) -> None:
     assert report.drops == {"not_a_preference": 1, "ROW_ANSWERS_EQUAL": 2, "ROW_PROMPTS_DIFFER": 1}
 
 
-def test_a_ranking_is_dropped_unless_a_kind_of_row_is_asked_for(tmp_path: Path) -> None:
+def test_a_ranking_is_dropped_unless_a_kind_of_row_is_requested(tmp_path: Path) -> None:
     rows = [row for form, row, _ in READABLE if form is RowForm.RANKING]
     written, report, _ = converted(tmp_path, *rows, rules=Rules())
     assert (written, report.drops) == ([], {DropReason.RANKING: len(rows)})

@@ -43,7 +43,7 @@ def test_answers_are_printed_as_they_are_and_cut() -> None:
     assert output.count("so so") < 100
 
 
-def test_every_item_is_asked_of_both_models_in_order() -> None:
+def test_every_item_is_sent_to_both_models_in_order() -> None:
     lesson = tickets()
 
     def create(**request: Any) -> Any:

@@ -82,7 +82,7 @@ def test_rows_of_a_file_have_a_schema_of_their_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"), [("", "no rows"), ("{}\n[1]\n", "line 2"), ("{}\n{\n", "line 2"), ("\udc80", "cannot be read")]
 )
-def test_line_that_is_no_row_is_named(tmp_path: Path, content: str, said: str) -> None:
+def test_line_that_is_not_a_row_is_named(tmp_path: Path, content: str, said: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(InvalidRequest, match=said) as refused:

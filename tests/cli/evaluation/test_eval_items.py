@@ -52,9 +52,7 @@ def test_items_of_runs_are_found_once(installation: CliInstallation, run: dict[s
     assert QUESTION in json.dumps(found.items[0])
 
 
-def test_mix_leaves_them_out_if_it_asks_for_it(
-    installation: CliInstallation, run: dict[str, str], tmp_path: Path
-) -> None:
+def test_mix_leaves_them_out_on_request(installation: CliInstallation, run: dict[str, str], tmp_path: Path) -> None:
     rows = [
         {"prompt": f"Tell me. {QUESTION}", "response": "No."},
         {"prompt": "short?", "response": "Maybe"},

@@ -89,7 +89,7 @@ def test_worst_items_come_first_and_those_that_pass_never() -> None:
     assert [each["datasource_item_id"] for each in worst(items)] == [2, 1]
 
 
-def test_texts_say_what_was_asked_and_answered() -> None:
+def test_texts_have_prompts_and_answers() -> None:
     whole = item(0, ("a", 1.0))
     assert (question(whole), answer(whole)) == ("0?", "4")
     whole["sample"]["output"] = [{"content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]

@@ -94,13 +94,13 @@ def test_several_answers_to_an_item_narrow_no_interval(capsys: pytest.CaptureFix
     assert high > 0.93
 
 
-def test_win_rate_is_told_with_its_interval(capsys: pytest.CaptureFixture[str]) -> None:
+def test_win_rate_is_reported_with_its_interval(capsys: pytest.CaptureFixture[str]) -> None:
     pairs = pairs_within([item(number, float(number < 9), float(number == 9)) for number in range(12)])
     print_comparison("old", "new", pairs, 0.03, shown=0)
     assert "exact: win rate of new 0.833 (9 won, 2 tied, 1 lost; 95 % each end 0." in capsys.readouterr().out
 
 
-def test_difference_is_told_beside_the_old_models_from_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_difference_is_reported_with_the_old_models_own(capsys: pytest.CaptureFixture[str]) -> None:
     pairs = pairs_within([item(number, 1.0, float(number != 0)) for number in range(100)])
     print_comparison("old", "new", pairs, 0.03, noise_floors={"exact": 0.02})
     assert "exact: two runs of old differ by 0.020; the difference is noise" in capsys.readouterr().out

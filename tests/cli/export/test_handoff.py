@@ -52,7 +52,7 @@ def test_the_schema_is_closed(stored: Downloaded) -> None:
 
 
 @pytest.mark.parametrize(("rank", "taken"), [(3, "8"), (16, "16"), (20, "32"), (200, "256")])
-def test_vllm_is_told_a_rank_that_it_takes(stored: Downloaded, rank: int, taken: str) -> None:
+def test_vllm_gets_a_rank_that_it_accepts(stored: Downloaded, rank: int, taken: str) -> None:
     notes = handoff_for(Backend.VLLM, stored.manifest.model_copy(update={"rank": rank}), "").notes
     assert notes is not None
     assert f"--max-lora-rank {taken} " in notes

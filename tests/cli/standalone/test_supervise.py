@@ -20,7 +20,7 @@ stdout_logfile_maxbytes = 0
 """
 
 
-def test_full_disk_is_told_once(tmp_path: Path) -> None:
+def test_full_disk_is_reported_once(tmp_path: Path) -> None:
     config = tmp_path / "supervisord.conf"
     config.write_text(CONFIG.format(folder=tmp_path, python=sys.executable))
     command = [sys.executable, "-m", "cli.standalone.supervise", str(config)]

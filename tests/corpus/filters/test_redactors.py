@@ -55,7 +55,7 @@ def test_redactors_follow_each_other_and_their_counts_are_added(tmp_path: Path) 
     assert Redactors(["patterns", str(rules)], b"key").digests != redactors.digests
 
 
-def test_key_is_drawn_when_there_is_none() -> None:
+def test_key_is_drawn_if_it_is_missing() -> None:
     first, second = Redactors(["patterns"]), Redactors(["patterns"])
     texts = ["ann@example.org"] * 2
     assert len(set(first.redact(texts).texts)) == 1

@@ -45,7 +45,7 @@ def test_personal_data_is_replaced_in_all_that_was_written() -> None:
     assert "<EMAIL_" in called.row["messages"][0]["tool_calls"][0]["function"]["arguments"]
 
 
-def test_personal_data_is_that_of_its_row_beside_rows_without_texts() -> None:
+def test_personal_data_is_that_of_its_row_among_rows_without_texts() -> None:
     empty: dict[str, Any] = {"rating": 1, "messages": [], "id": "ann@example.org"}
     rows = [empty, chat("a", "b"), empty, empty, chat("c", "ann@example.org", "bob@example.org"), empty]
     verdicts = PersonalDataFilter(key=b"key").judge(rows)

@@ -36,6 +36,6 @@ def test_arguments_of_calls_are_texts_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", ["no arrow", "( => x", r"a => \1", r"a => \g<x>"])
-def test_a_line_that_is_no_rule_is_named(tmp_path: Path, rule: str) -> None:
+def test_a_line_that_is_not_a_rule_is_named(tmp_path: Path, rule: str) -> None:
     with pytest.raises(InvalidRequest, match="Line 2"):
         redaction(tmp_path, "a => b", rule)

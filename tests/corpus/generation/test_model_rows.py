@@ -66,7 +66,7 @@ def test_more_rows_keep_the_earlier_ones_and_ask_only_the_new(tmp_path: Path, se
     assert (len(server.bodies), server.repeated) == (30, 0)
 
 
-def test_equal_prompts_are_asked_once_but_for_a_temperature(tmp_path: Path, server: ChatServer) -> None:
+def test_equal_prompts_are_sent_once_except_at_a_temperature(tmp_path: Path, server: ChatServer) -> None:
     same = QUESTION | {"template": "What is a printer?"}
     dedup = {"exact": False}
     run(write(tmp_path, columns=[NUMBER, same, ANSWER], dedup=dedup), server.url, tmp_path / "cold")
@@ -155,7 +155,7 @@ def test_a_server_that_fails_half_way_loses_nothing(tmp_path: Path, monkeypatch:
         assert len(server.bodies) - sent == 4
 
 
-def test_a_busy_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_to_a_busy_server_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.http_retry.FIRST_WAIT_SECONDS", 0.001)
 
     def busy(body: dict[str, Any]) -> str | tuple[int, dict[str, Any]]:
@@ -310,7 +310,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_cannot_be_a_row_is_counted_and_asked_once(tmp_path: Path, name: str) -> None:
+def test_answers_that_cannot_be_a_row_are_counted_and_requested_once(tmp_path: Path, name: str) -> None:
     bad, code = HOSTILE[name]
 
     def answer(body: dict[str, Any]) -> Any:
@@ -442,7 +442,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_server_that_cannot_be_asked_has_a_code(tmp_path: Path, name: str) -> None:
+def test_a_server_that_cannot_be_queried_has_a_code(tmp_path: Path, name: str) -> None:
     answer, reason, code = WRONG[name]
     with chat_server(answer) as server:
         with pytest.raises(MensError, match=reason) as caught:

@@ -42,7 +42,7 @@ def test_half_a_line_is_cut_off(tmp_path: Path, cut: int) -> None:
         assert [one.key for one in store] == [response(1).key, response(3).key]
 
 
-def test_a_damaged_line_is_asked_again_and_the_others_are_kept(tmp_path: Path) -> None:
+def test_a_damaged_response_is_requested_again_and_the_others_are_kept(tmp_path: Path) -> None:
     with ResponseStore(tmp_path) as store:
         for number in range(3):
             store.add(response(number))

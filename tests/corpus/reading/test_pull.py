@@ -530,7 +530,7 @@ def test_error_of_the_data_does_not_quote_it(postgres_server: Any, tmp_path: Pat
     ("written", "word"),
     [("2026-01-02T10:00:00", "'T'"), ("2026-01-02 10:00:00+02:00", "+02:00"), ("2026-01-02 10:00:00-0530", "-0530")],
 )
-def test_texts_that_do_not_sort_by_time_are_no_watermark(tmp_path: Path, written: str, word: str) -> None:
+def test_texts_that_do_not_sort_by_time_are_not_a_watermark(tmp_path: Path, written: str, word: str) -> None:
     table = SourceTable(f"sqlite:///{tmp_path / 'desk.db'}", tmp_path / "pulled")
     table.create()
     table.execute(

@@ -67,7 +67,7 @@ def pulled(tmp_path: Path) -> Path:
     return tmp_path / "pulled"
 
 
-def test_pull_with_retracted_keys_is_no_source(pulled: Path) -> None:
+def test_pull_with_retracted_keys_is_not_a_source(pulled: Path) -> None:
     assert find_files(pulled)
     retract(pulled, [[1]])
     columns = [{"name": "a", "sampler": "rows", "file": "pulled/part-00000.jsonl"}]

@@ -122,7 +122,7 @@ def test_a_list_that_always_has_more_ends_and_is_noted(openai: ServedOpenAI, tmp
     assert result.notes == [f"{ITEMS}: page 4 announces more entries, but has no new ones"]
 
 
-def test_a_page_that_is_no_page_is_a_refusal_and_is_requested_again(openai: ServedOpenAI, tmp_path: Path) -> None:
+def test_a_malformed_page_is_a_refusal_and_is_requested_again(openai: ServedOpenAI, tmp_path: Path) -> None:
     openai.fake.before = lambda _, path: Response(200, b"<html>Sign in</html>") if path == "evals" else None
     refused = export(openai, tmp_path / "a", Section.EVALS).refused
     assert [(entry.path, entry.code) for entry in refused] == [("evals", "not_json")]
@@ -212,7 +212,7 @@ def test_an_export_that_is_killed_anywhere_and_run_again_leaves_the_same_archive
 
 
 @pytest.mark.network
-def test_a_real_process_is_killed_and_its_successor_goes_on(
+def test_a_real_process_is_killed_and_its_successor_continues(
     openai: ServedOpenAI, tmp_path: Path, undisturbed: tuple[dict[str, Any], int]
 ) -> None:
     reached, go_on = threading.Event(), threading.Event()

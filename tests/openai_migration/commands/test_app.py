@@ -59,7 +59,7 @@ def test_inventory_is_sorted_by_what_ends_first(openai: ServedOpenAI, here: Path
     assert not (here / "a" / "raw").exists()
 
 
-def test_inventory_of_two_projects_goes_on_without_the_one_that_fails(
+def test_inventory_of_two_projects_continues_without_the_one_that_fails(
     openai: ServedOpenAI, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECOND", OTHER_KEY)

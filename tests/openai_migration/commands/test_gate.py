@@ -189,7 +189,7 @@ def test_a_refused_prompt_scores_0_and_is_counted(successor: Successor, archive:
     assert (found.items, found.new) == (100, 0.81)
 
 
-def test_a_shorter_context_is_no_refusal_for_the_recordings_own_bound(successor: Successor, archive: Path) -> None:
+def test_a_shorter_context_is_not_a_refusal_for_the_recordings_own_bound(successor: Successor, archive: Path) -> None:
     message = "This model's maximum context length is 256 tokens. However, you requested 2048 output tokens."
     refusal = {"error": {"message": message, "type": "BadRequestError", "code": 400}}
     successor.answer = lambda body: refusal if "max_completion_tokens" in body else completion(right_answer(body))
@@ -226,7 +226,7 @@ def test_where_all_is_refused_nothing_was_measured_and_the_reason_is_said(succes
 @pytest.mark.parametrize(
     ("candidate", "key", "code"), [("helper", "mens-wrong", "KEY_INVALID"), ("nothing", None, "MODEL_NOT_FOUND")]
 )
-def test_what_no_prompt_is_to_blame_for_is_no_verdict(
+def test_faults_of_the_candidate_or_the_key_are_not_a_verdict(
     successor: Successor, archive: Path, monkeypatch: pytest.MonkeyPatch, candidate: str, key: str | None, code: str
 ) -> None:
     if key:
@@ -235,7 +235,7 @@ def test_what_no_prompt_is_to_blame_for_is_no_verdict(
     assert read_receipt(archive, TUNED) is None
 
 
-def test_a_split_alias_is_no_candidate(successor: Successor, archive: Path) -> None:
+def test_a_split_alias_is_not_a_candidate(successor: Successor, archive: Path) -> None:
     targets = [f"{ADAPTER}=1", f"helper@{'c' * 64}=1"]
     split = CliRunner().invoke(app, ["aliases", "split", "helper", *targets])
     assert split.exit_code == 0, split.output
@@ -339,7 +339,7 @@ def test_a_worse_answer_fails_before_the_judge(successor: Successor, judged_arch
         (["--judge", f"gpt-4o={ADAPTER}"], f"and {ADAPTER} is the candidate itself"),
     ],
 )
-def test_without_another_model_no_judge_is_asked_and_why_is_shown(
+def test_without_another_model_no_judge_is_queried_and_the_reason_is_shown(
     successor: Successor, judged_archive: Path, options: list[str], words: str
 ) -> None:
     successor.answer = judging
@@ -365,7 +365,7 @@ def test_unscored_answers_are_counted_and_many_of_them_pass_nothing(successor: S
     assert "the judge returned no score for 2 of 30" in found.reason
 
 
-def test_judges_are_asked_no_more_than_the_bound_and_a_dry_run_says_how_much(
+def test_judges_are_queried_no_more_than_the_bound_and_a_dry_run_says_how_much(
     successor: Successor, judged_archive: Path
 ) -> None:
     successor.answer = judging

@@ -139,7 +139,7 @@ def test_completions_samples_and_controls_are_told_apart(files: Path) -> None:
         (answer_line(1, scores={"exact": "1"}), "`scores` is not an object of numbers"),
     ],
 )
-def test_a_line_that_is_no_answer_is_refused_with_its_number(files: Path, line: str, reason: str) -> None:
+def test_a_line_that_is_not_an_answer_is_refused_with_its_number(files: Path, line: str, reason: str) -> None:
     Path("answers.jsonl").write_text(answer_line(0) + line)
     output = import_all(code=1)
     assert "ANSWER_LINE_INVALID" in output
@@ -148,7 +148,7 @@ def test_a_line_that_is_no_answer_is_refused_with_its_number(files: Path, line: 
 
 
 @pytest.mark.parametrize("content", ["", "no json\n", '{"type": "string_check"}', '{"type": "nonsense", "name": "x"}'])
-def test_what_is_no_grader_is_refused(files: Path, content: str) -> None:
+def test_what_is_not_a_grader_is_refused(files: Path, content: str) -> None:
     Path("graders.json").write_text(content)
     assert "GRADER_INVALID" in import_all(code=1)
 
@@ -174,5 +174,5 @@ def test_the_same_completion_twice_is_one_answer_and_the_same_words_are_said(fil
     assert [len(prompt.samples) for prompt in recorded_prompts(files / "a", PROJECT, TUNED)] == [0, 1]
 
 
-def test_a_name_that_is_no_tuned_models_is_refused(files: Path) -> None:
+def test_a_name_that_is_not_a_tuned_models_is_refused(files: Path) -> None:
     assert "NAME_INVALID" in mens("import", "a", "--model", "gpt-4o", "--training", "train.jsonl", code=1)

@@ -123,7 +123,7 @@ def test_a_row_of_the_training_file_is_taken_out_of_the_validation_file(tmp_path
     assert (dict(report.drops), report.kept) == ({"in_training_file": 1}, 1)
 
 
-def test_a_prompt_that_the_old_model_was_asked_is_not_trained_on(tmp_path: Path) -> None:
+def test_a_prompt_that_was_sent_to_the_old_model_is_not_trained_on(tmp_path: Path) -> None:
     asked = to_request(json.loads(chat_line("Q1", "A")))
     content = chat_line("Q1", "A") + chat_line("Q2", "A")
     report, _ = convert(tmp_path, content, held_out=frozenset({digest_json(asked)}))
@@ -143,7 +143,7 @@ def test_markers_are_shown_and_stripped_on_request_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ends", [["a sentence.", "Hm."] * 5, ["x###", "y"] * 5, ["x###"] * 4, []])
-def test_what_is_no_marker_is_none(tmp_path: Path, ends: list[str]) -> None:
+def test_other_endings_are_not_markers(tmp_path: Path, ends: list[str]) -> None:
     rows = [json.dumps({"prompt": f"{n} {end}", "completion": f"{n}"}).encode() for n, end in enumerate(ends)]
     assert convert(tmp_path, b"\n".join(rows))[0].separator == ""
 

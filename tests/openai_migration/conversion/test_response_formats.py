@@ -75,7 +75,7 @@ def test_the_rules_are_vllms(schema: dict[str, Any]) -> None:
     ("schema", "words"),
     [({"type": "strin"}, "The JSON Schema is invalid"), ("x", "not a JSON object"), (None, "not a JSON object")],
 )
-def test_what_is_no_schema_is_named(schema: object, words: str) -> None:
+def test_what_is_not_a_schema_is_named(schema: object, words: str) -> None:
     assert words in refused_schemas(asking(schema))["response_format reply"]
 
 

@@ -90,7 +90,7 @@ def test_the_report_names_converted_rows_by_their_place_in_the_archive(
     assert [file.report.output for file in done if file.report] == ["data/P/file-valid.jsonl"]
 
 
-def test_training_rows_that_were_asked_are_held_out(folder: Path, tmp_path: Path) -> None:
+def test_training_rows_that_are_prompts_are_held_out(folder: Path, tmp_path: Path) -> None:
     golden = folder / GOLDEN / "P"
     golden.mkdir(parents=True)
     own = tmp_path / "mine.jsonl"

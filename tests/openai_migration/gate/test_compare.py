@@ -128,7 +128,7 @@ def test_tool_calls_are_compared_by_function_and_arguments(openai: ServedOpenAI,
         assert (gate_of(receipt, "same_calls").new, receipt.verdict) == (0.0, Status.FAILED)
 
 
-def test_prompts_without_an_answer_are_no_comparison(openai: ServedOpenAI, tmp_path: Path) -> None:
+def test_prompts_without_an_answer_are_not_compared(openai: ServedOpenAI, tmp_path: Path) -> None:
     with_rows(openai, 3)
     contents = record_archive(openai, tmp_path / "a")
     with pytest.raises(ArtifactInvalid, match="3 prompts of"):
@@ -203,7 +203,7 @@ def test_where_every_prompt_is_refused_nothing_is_measured(openai: ServedOpenAI,
     assert receipt.gates == []
 
 
-def test_another_adapter_and_refusals_are_asked_again(openai: ServedOpenAI, tmp_path: Path) -> None:
+def test_another_adapters_answers_and_refusals_are_requested_again(openai: ServedOpenAI, tmp_path: Path) -> None:
     with_rows(openai, 5)
     contents = record_archive(openai, tmp_path / "a")
     prompts = recorded_prompts(contents.folder, PROJECT, TUNED)

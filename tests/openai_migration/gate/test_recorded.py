@@ -77,7 +77,7 @@ def test_labels_are_the_last_answers_of_validation_rows(openai: ServedOpenAI, tm
 @pytest.mark.parametrize(
     "broken", [{}, {"choices": []}, {"choices": [None]}, {"choices": [{"message": "x"}]}, {"choices": {}}]
 )
-def test_what_is_no_completion_is_an_empty_answer(broken: dict[str, object]) -> None:
+def test_what_is_not_a_completion_is_an_empty_answer(broken: dict[str, object]) -> None:
     assert answer_of(broken).spoken == ""
 
 

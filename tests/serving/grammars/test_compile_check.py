@@ -89,7 +89,7 @@ async def compiling(count: int) -> None:
         await asyncio.sleep(0.02)
 
 
-def test_what_is_cheap_passes_and_what_is_no_grammar_is_vllms_to_refuse(run: Run) -> None:
+def test_cheap_grammars_pass_and_vllm_refuses_what_is_not_a_grammar(run: Run) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 100}}}
     tag = {"type": "structural_tag", "format": {"type": "any_text"}}
     grammars = [

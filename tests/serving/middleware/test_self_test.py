@@ -172,7 +172,7 @@ def test_engine_that_computes_nothing_for_anybody_hangs_and_ends_once(answers: i
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("changing", range(3))
-def test_overloaded_engine_works_for_others_and_is_asked_again(changing: int) -> None:
+def test_overloaded_engine_works_for_others_and_is_tested_again(changing: int) -> None:
     """One token in each such time is enough, or a part of a prompt."""
     app, counts = SilentVllm(1, 4 * LATE_ANSWERS), [7.0, 3.0, 0.5]
 
@@ -185,7 +185,7 @@ def test_overloaded_engine_works_for_others_and_is_asked_again(changing: int) ->
 
 
 @pytest.mark.usefixtures("impatient")
-def test_silence_of_an_engine_that_reports_nothing_is_no_verdict() -> None:
+def test_silence_of_an_engine_that_reports_nothing_is_not_a_verdict() -> None:
     app = SilentVllm(1, 4 * LATE_ANSWERS)
     said, ended = run(app, lambda _: len(app.requests) > 4 * LATE_ANSWERS + 3, tuple)
     assert (said[-1], ended) == (None, 0)

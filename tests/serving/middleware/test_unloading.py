@@ -266,5 +266,5 @@ def test_invalid_unload_requests_are_refused(replica):
     ]
 
 
-def test_name_that_is_no_adapter_id_is_admitted(replica):
+def test_name_that_is_not_an_adapter_id_is_admitted(replica):
     asyncio.run(Unloader(InFlightRequests(), lambda: replica.store).admit("tiny-base"))

@@ -130,7 +130,7 @@ def test_other_bytes_than_were_stored_are_refused(origin: Origin, make: Callable
     assert kept(cache) == set()
 
 
-def test_changed_copy_is_fetched_anew_where_that_is_checked(origin: Origin, make: Callable[[int], FileCache]) -> None:
+def test_changed_copy_is_fetched_again_where_that_is_checked(origin: Origin, make: Callable[[int], FileCache]) -> None:
     cache = make(100)
     use(origin, cache, b"content")
     (cache.folder / digest(b"content")).write_bytes(b"changed")

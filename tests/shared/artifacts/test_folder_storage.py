@@ -48,7 +48,7 @@ def test_same_content_is_one_file(storage: FolderStorage, source: Source) -> Non
     assert len(files(storage)) == 1
 
 
-def test_local_file_is_no_copy(storage: FolderStorage, source: Source) -> None:
+def test_local_file_is_not_a_copy(storage: FolderStorage, source: Source) -> None:
     sha256 = storage.put_file(source.folder / MANIFEST)
     with storage.local_file(sha256) as path:
         assert path == storage.blob_path(sha256)
@@ -223,7 +223,7 @@ def test_oversized_manifest_is_cut_so_that_its_digest_cannot_fit(
     assert hashlib.sha256(found).hexdigest() != source.digest
 
 
-def test_folder_that_is_no_digest_is_not_listed(storage: FolderStorage, source: Source) -> None:
+def test_folder_that_is_not_a_digest_is_not_listed(storage: FolderStorage, source: Source) -> None:
     source.put(storage)
     (storage.root / "adapters" / "lost+found").mkdir()
     assert storage.digests("adapters") == [source.digest]

@@ -188,7 +188,7 @@ def test_file_name_with_a_path_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"\xff", b"null", b"[" * 5000], ids=repr)
-def test_bytes_that_are_no_manifest_are_refused(raw: bytes) -> None:
+def test_bytes_that_are_not_a_manifest_are_refused(raw: bytes) -> None:
     assert refusal(parse_manifest, raw, hashlib.sha256(raw).hexdigest()).code is Code.ADAPTER_MANIFEST_INVALID
 
 
@@ -240,7 +240,7 @@ def test_symlink_to_the_right_bytes_is_refused(tmp_path: Path) -> None:
     assert refusal(verify_adapter, tmp_path, made).code is Code.ADAPTER_DIGEST_MISMATCH
 
 
-def test_weights_that_are_no_safetensors_are_refused(tmp_path: Path) -> None:
+def test_weights_that_are_not_safetensors_are_refused(tmp_path: Path) -> None:
     made = adapter(tmp_path)
     (tmp_path / WEIGHTS_NAME).write_bytes(b"pickle")
     files = made.files | {WEIGHTS_NAME: digest_file(tmp_path / WEIGHTS_NAME)}
@@ -314,7 +314,7 @@ def test_config_without_a_needed_key_is_refused(tmp_path: Path, missing: str) ->
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"5", b"\xff", b" " * (1 << 20) + b"{}"], ids=lambda raw: repr(raw[:9]))
-def test_config_that_is_no_object_is_refused(tmp_path: Path, raw: bytes) -> None:
+def test_config_that_is_not_an_object_is_refused(tmp_path: Path, raw: bytes) -> None:
     assert isinstance(refusal(verify_adapter, tmp_path, adapter(tmp_path, config=raw)), ArtifactInvalid)
 
 

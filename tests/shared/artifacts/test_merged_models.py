@@ -41,7 +41,7 @@ def refusal(folder: Path) -> tuple[Code, str | None]:
     return refused.value.code, refused.value.param
 
 
-def test_a_sound_folder_tells_its_fidelity(folder: Path, manifest: ModelManifest) -> None:
+def test_a_sound_folder_reports_its_fidelity(folder: Path, manifest: ModelManifest) -> None:
     measured = verify_merged_folder(folder, manifest)
     assert measured is not None and measured.passed
 

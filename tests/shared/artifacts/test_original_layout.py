@@ -109,7 +109,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_what_is_no_sidecar_is_refused(name: str) -> None:
+def test_what_is_not_a_sidecar_is_refused(name: str) -> None:
     content, where = MALFORMED[name]
     with pytest.raises(ArtifactInvalid) as refused:
         parse_sidecar(json.dumps(content).encode())
@@ -117,7 +117,7 @@ def test_what_is_no_sidecar_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"\xff\x00", b"[" * 100_000, b" " * MAX_SIDECAR_BYTES + b"{}"])
-def test_bytes_that_are_no_json_are_refused(raw: bytes) -> None:
+def test_bytes_that_are_not_json_are_refused(raw: bytes) -> None:
     with pytest.raises(ArtifactInvalid) as refused:
         parse_sidecar(raw)
     assert refused.value.code == Code.ADAPTER_IMPORT_FORMAT

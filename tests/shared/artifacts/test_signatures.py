@@ -91,7 +91,7 @@ def test_a_changed_signature_is_refused(signed: Path, change: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"\xff", b" " * 5000 + b"{}"], ids=lambda raw: repr(raw[:4]))
-def test_bytes_that_are_no_signature_are_refused(raw: bytes) -> None:
+def test_bytes_that_are_not_a_signature_are_refused(raw: bytes) -> None:
     refused(raw, "0" * 64)
 
 

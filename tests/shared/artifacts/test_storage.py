@@ -149,7 +149,7 @@ def test_deleted_blob_is_absent(storage: Storage) -> None:
     assert not storage.has_blob(NAME)
 
 
-def test_deleting_an_absent_blob_is_no_error(storage: Storage) -> None:
+def test_deleting_an_absent_blob_is_not_an_error(storage: Storage) -> None:
     storage.delete_blob(ABSENT)
 
 
@@ -301,7 +301,7 @@ def test_unpublished_artifact_can_be_stored_again(storage: Storage, source: Sour
     assert storage.holds("adapters", source.digest, MANIFEST)
 
 
-def test_unpublishing_an_absent_artifact_is_no_error(storage: Storage) -> None:
+def test_unpublishing_an_absent_artifact_is_not_an_error(storage: Storage) -> None:
     storage.unpublish("adapters", ABSENT, MANIFEST)
 
 
@@ -334,7 +334,7 @@ def test_purging_the_trash_keeps_a_blob_that_is_being_written(storage: Storage) 
     assert read_blob(storage, NAME) == CONTENT
 
 
-def test_purging_an_empty_trash_is_no_error(storage: Storage) -> None:
+def test_purging_an_empty_trash_is_not_an_error(storage: Storage) -> None:
     storage.purge_trash()
 
 

@@ -72,7 +72,7 @@ def test_the_limit_is_the_same_number_in_each_type() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "least"), [("F32", 2.0**-149), ("F16", 2.0**-24), ("BF16", 2.0**-133)])
-def test_the_largest_magnitude_is_told(tmp_path: Path, dtype: str, least: float) -> None:
+def test_the_largest_magnitude_is_reported(tmp_path: Path, dtype: str, least: float) -> None:
     kind = np.uint32 if dtype == "F32" else np.uint16
     numbers = [["zero", "least"], ["1", "zero", "-0"], ["1", "-limit"], []]
     tensors = [np.array([BITS[dtype][name] for name in names], kind) for names in numbers]

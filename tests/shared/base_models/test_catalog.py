@@ -45,7 +45,7 @@ def test_absent_file_is_an_empty_catalogue(tmp_path: Path) -> None:
     assert load_catalog(tmp_path / "none.json") == Catalog(bases=[])
 
 
-def test_saved_catalogue_is_loaded_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+def test_saved_catalogue_is_loaded_and_nothing_is_left_next_to_it(tmp_path: Path) -> None:
     hub = BaseModelEntry(name="Org/Big", source=HubSource(repo="Org/Big", revision=COMMIT), digests={"a": "1" * 64})
     catalog = Catalog().having(hub).having(base_entry())
     path = tmp_path / "deep" / "catalog.json"
@@ -147,7 +147,7 @@ def test_incomplete_folder_is_refused(folder: Path, missing: str) -> None:
     assert caught.value.code is Code.CATALOG_INVALID
 
 
-def test_pickle_is_no_weights(folder: Path) -> None:
+def test_pickle_is_not_weights(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ArtifactInvalid):
         digest_model_folder(folder)

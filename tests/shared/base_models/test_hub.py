@@ -35,7 +35,7 @@ def failing_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "snapshot_download", download)
 
 
-def test_relative_folder_is_beside_the_catalogue(tmp_path: Path) -> None:
+def test_relative_folder_is_next_to_the_catalogue(tmp_path: Path) -> None:
     (tmp_path / "bases" / "tiny").mkdir(parents=True)
     assert hub.locate(base_entry(), tmp_path / "catalog.json") == (tmp_path / "bases" / "tiny").resolve()
 

@@ -97,7 +97,7 @@ def test_what_a_checker_does_wrong_costs_no_other_text_its_answer(
     assert (found.compiles, found.constructs) == (True, {"keys": 0}), "it prints, and sees no secrets"
 
 
-def test_without_the_package_there_is_no_such_language() -> None:
+def test_without_the_package_the_language_is_unknown() -> None:
     for language in ("brackets", "", "../x", "x" * 300):
         with pytest.raises(InvalidRequest):
             require_language(language)

@@ -34,11 +34,11 @@ def test_a_fault_is_named_at_its_place(text: str, found: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["import os\n", "x = 1\nx = 2\n", "from math import *\nprint(sin(1))\n", ""])
-def test_style_is_no_fault(text: str) -> None:
+def test_style_is_not_a_fault(text: str) -> None:
     assert check(text).compiles
 
 
-def test_what_is_there_is_counted() -> None:
+def test_constructs_are_counted() -> None:
     found = check(
         '"""A module."""\nimport math\n\n\ndef area(radius: float) -> float:\n    """Docs."""\n    return math.pi * radius**2\n'
     )
@@ -49,7 +49,7 @@ def test_what_is_there_is_counted() -> None:
 
 
 @pytest.mark.parametrize("body", ["pass", "...", '"""Later."""'])
-def test_an_empty_body_is_no_code(body: str) -> None:
+def test_an_empty_body_is_not_code(body: str) -> None:
     assert check(f"def f():\n    {body}\n").size == 1
 
 

@@ -259,7 +259,7 @@ os._exit(1)
     assert run(text, sandbox) == Compilation(1, "")
 
 
-def test_one_that_does_not_start_is_no_verdict_about_the_text(sandbox: Sandbox) -> None:
+def test_one_that_does_not_start_is_not_a_verdict_about_the_text(sandbox: Sandbox) -> None:
     absent = Compiler(("/usr/bin/there-is-no-such-compiler", "main.x"), "main.x")
     with pytest.raises(Unavailable, match="FileNotFoundError") as failed:
         run("x", sandbox, absent)
@@ -287,7 +287,7 @@ def test_closing_the_sandbox_ends_it(sandbox: Sandbox) -> None:
     assert processes_of(compiler) == []
 
 
-def test_it_ends_with_the_process_that_asked() -> None:
+def test_it_ends_with_the_process_that_started_it() -> None:
     compiler = taken_over()
     program = f"""
 from shared.compilers.compiled import run_compiler

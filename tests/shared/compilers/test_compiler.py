@@ -69,7 +69,7 @@ def test_gcc_is_found_where_it_is_installed() -> None:
     assert Path(compiler.command[0]).resolve() in compiler.executables, "the links' end is bound too"
 
 
-def test_without_gcc_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gcc_no_compiler_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sys, "path", [*sys.path, os.devnull])  # what was found is kept by this
     assert find_compiler("c") is None

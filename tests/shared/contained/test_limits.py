@@ -43,7 +43,7 @@ def test_processor_time_that_is_added_is_limited() -> None:
     assert run(f"limit_added_processor_time(1)\n{LOOP}").returncode == -signal.SIGXCPU
 
 
-def test_a_later_call_gives_the_time_anew() -> None:
+def test_a_later_call_replaces_the_time_limit() -> None:
     done = run(
         "for seconds in (5, 50):\n limit_added_processor_time(seconds)\n"
         " print(resource.getrlimit(resource.RLIMIT_CPU)[0] >= seconds)"

@@ -90,13 +90,13 @@ def test_no_double_quant_is_negated(value: bool, double: bool) -> None:
     assert from_flat({"qlora_no_double_quant": value}) == {"quant": {"double_quant": double}}
 
 
-def test_no_double_quant_that_is_no_bool_is_refused_later() -> None:
+def test_double_quant_that_is_not_a_bool_is_refused_with_the_contract() -> None:
     with pytest.raises(ContractRejected) as caught:
         complete(from_flat({"qlora_no_double_quant": "perhaps"}))
     assert caught.value.param == "quant.double_quant"
 
 
-def test_whole_sections_may_stand_beside_flat_keys() -> None:
+def test_whole_sections_may_stand_next_to_flat_keys() -> None:
     assert from_flat({"exec": {"seed": 1}, "lr": 0.1, "model": {"hf_repo": "m"}}) == {
         "exec": {"seed": 1, "learning_rate": 0.1}, "model": {"hf_repo": "m"},
     }  # fmt: skip

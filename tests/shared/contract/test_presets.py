@@ -380,7 +380,7 @@ def test_contract_that_nothing_is_decided_for_is_not_parsed_again() -> None:
     mobile=False,
 )
 @given(facts=facts, explicit=explicits, positions=st.none() | st.integers(8, 5000), mobile=st.booleans())
-def test_notes_tell_of_every_chosen_value_that_was_not_kept_and_what_it_is(
+def test_notes_report_every_chosen_value_that_was_not_kept_and_its_replacement(
     facts: dict[str, Any], explicit: dict[str, Any], positions: int | None, mobile: bool
 ) -> None:
     """Fails while a note is written before later bounds and sources have changed the value again."""
@@ -421,7 +421,7 @@ UP_AND_DOWN = (
         ),
     ],
 )  # fmt: skip
-def test_a_note_tells_the_value_that_is_trained_with(
+def test_a_note_reports_the_value_that_is_trained_with(
     known: dict[str, Any], path: str, value: int, note: str | None
 ) -> None:
     found = resolve(DATA, **known)
@@ -431,7 +431,7 @@ def test_a_note_tells_the_value_that_is_trained_with(
     assert found.sources[path] == ("ladder" if note else "domain" if "domain" in known else "preset")
 
 
-def test_what_is_lowered_of_a_chosen_preset_is_told() -> None:
+def test_lowered_values_of_a_chosen_preset_are_reported() -> None:
     found = resolve(DATA, preset="a100", parameters=8_000_000_000, vram_mb=8_000)
     lowered = {path for path, source in found.sources.items() if source == "ladder"}
     assert "adapter.rank" in lowered

@@ -160,7 +160,7 @@ def test_every_key_that_a_header_can_have_is_found_again(files: Files, key: str)
     assert files.made_with(key) == made
 
 
-def test_file_whose_blob_cannot_be_stored_is_not_there(files: Files) -> None:
+def test_file_whose_blob_cannot_be_stored_does_not_exist(files: Files) -> None:
     # As where the disk is full.
     with pytest.raises(ZeroDivisionError):
         files.add("a", "fine-tune", 1, "a" * 64, store=lambda: 1 / 0)

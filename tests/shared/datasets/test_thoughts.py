@@ -44,7 +44,7 @@ def test_every_name_of_thoughts_is_read(thoughts: dict[str, Any]) -> None:
     assert set(report.conversions) == ({"thoughts"} if any(map(thoughts.get, ("reasoning", "thinking"))) else set())
 
 
-def test_what_is_no_text_is_an_unused_key() -> None:
+def test_what_is_not_text_is_an_unused_key() -> None:
     report = DatasetReport()
     [(_, record)] = read_records(io.BytesIO(line(QUESTION, answer(reasoning={"effort": "low"}, thinking=True))), report)
     assert record.messages == [Message("user", "One?"), Message("assistant", "1")]
@@ -82,7 +82,7 @@ def test_empty_thoughts_of_a_merged_schema_are_nobodys() -> None:
     assert getattr(block, "contents", None) == ["One?", "1"] * 3
 
 
-def test_rows_that_differ_in_thoughts_are_no_duplicates() -> None:
+def test_rows_that_differ_in_thoughts_are_not_duplicates() -> None:
     plain, thoughtful = (
         [Message("user", "One?"), Message("assistant", "1", reasoning_content=one)] for one in (None, "hm")
     )

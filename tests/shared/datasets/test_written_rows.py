@@ -144,11 +144,11 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {}, "stric
         (line({"turns": [USER | {"content": [PART | {"x": 1}]}, ANSWER]}), "turns[].content[].x"),
     ],
 )  # fmt: skip
-def test_every_part_that_is_not_used_is_told(line: bytes, unused: str) -> None:
+def test_every_part_that_is_not_used_is_reported(line: bytes, unused: str) -> None:
     assert read(line)[1].unused_keys == {unused: 1}
 
 
-def test_parts_that_say_nothing_are_not_told() -> None:
+def test_parts_that_say_nothing_are_not_reported() -> None:
     turns = [USER | {"content": [PART | {"image_url": None, "refusal": None}], "tool_call_id": ""}, ANSWER]
     assert not read(chat(*turns, syntax_spans=[SPAN | {"note": []}], input=[], response_mode="code_only"))[
         1

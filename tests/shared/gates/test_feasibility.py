@@ -152,7 +152,7 @@ def test_run_of_which_nothing_is_known_is_not_judged() -> None:
     assert list(hopeless_gates(policy, {})) == []
 
 
-def test_comparison_is_left_out_where_there_is_no_incumbent() -> None:
+def test_comparison_is_left_out_without_incumbent() -> None:
     gates = {"evals": {"quality": {"run": "bench", "max_loss": 0.01}}}
     policy = GatePolicy.model_validate(
         {"version": "1", "without_incumbent": "not_applicable", "runs": {"bench": RUN}, "gates": gates}

@@ -62,7 +62,7 @@ def test_what_a_file_leaves_out_is_the_originals() -> None:
     }
 
 
-def test_digest_is_of_what_is_asked_not_of_how_it_is_written() -> None:
+def test_digest_depends_on_the_gates_not_on_their_spelling() -> None:
     short = read_policy('version: "1"\ngates:\n  truncation: {}\n')
     long = read_policy('{"gates": {"truncation": {"block": true, "max_fraction": 0.50}}, "version": "1"}')
     assert policy_digest(short) == policy_digest(long)

@@ -61,7 +61,7 @@ def test_machine_without_a_gpu_does_not_start_torch(pretended, tmp_path: Path) -
     assert not (tmp_path / "gpu" / "asked").exists()
 
 
-def test_torch_is_asked_once(pretended, tmp_path: Path) -> None:
+def test_torch_is_queried_once(pretended, tmp_path: Path) -> None:
     assert pretended(MACHINES["new driver"]) == find_gpus()
     assert (tmp_path / "gpu" / "asked").read_text() == "asked\n"
 

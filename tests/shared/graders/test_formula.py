@@ -68,7 +68,7 @@ def test_it_names_what_it_needs() -> None:
         "²",
     ],
 )
-def test_what_is_no_formula_is_refused(text: str) -> None:
+def test_what_is_not_a_formula_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         Formula(text)
     assert (caught.value.code, caught.value.param) == (Code.GRADER_FORMULA_INVALID, "calculate_output")
@@ -83,7 +83,7 @@ def test_a_formula_is_bounded(text: str) -> None:
     assert caught.value.code == Code.GRADER_FORMULA_INVALID
 
 
-def test_a_long_sum_and_many_signs_are_no_deep_recursion() -> None:
+def test_a_long_sum_and_many_signs_are_not_deep_recursion() -> None:
     assert Formula("+".join(["1"] * 499))({}) == 499
     assert Formula("-" * 998 + "1")({}) == 1
 

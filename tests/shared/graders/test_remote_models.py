@@ -78,7 +78,7 @@ def test_cosine_without_a_model_is_refused_before_and_while_judging() -> None:
             assert caught.value.code is Code.GRADER_UNSUPPORTED
 
 
-def test_what_can_pass_is_asked_again(remote: RemoteModels, outside: RemoteServer) -> None:
+def test_failures_that_can_pass_are_retried(remote: RemoteModels, outside: RemoteServer) -> None:
     outside.answers = [(503, {}), (429, {})]
     assert grade(JUDGE, {}, make_sample("x"), remote.complete).score == 0.75
     assert len(outside.asked) == 3
@@ -113,7 +113,9 @@ def test_what_cannot_is_said(
 @pytest.mark.parametrize(
     "answer", [{}, {"data": [{"index": 0, "embedding": [1]}]}, {"data": [{"index": 0, "embedding": "x"}] * 2}]
 )
-def test_what_are_no_embeddings_is_said(remote: RemoteModels, outside: RemoteServer, answer: object) -> None:
+def test_values_that_are_not_embeddings_are_reported(
+    remote: RemoteModels, outside: RemoteServer, answer: object
+) -> None:
     outside.answers = [(200, answer)]
     with pytest.raises(InvalidRequest) as caught:
         remote.embed(["a", "b"])

@@ -82,13 +82,13 @@ def test_a_path_to_nothing_is_an_error_that_names_it(path: str, named: str) -> N
         "{{ 1 + 1 }}",
     ],
 )
-def test_what_is_no_path_is_refused_before_any_answer(template: str) -> None:
+def test_what_is_not_a_path_is_refused_before_any_answer(template: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_template(template)
     assert caught.value.code == Code.GRADER_INVALID
 
 
-def test_an_answer_that_is_no_json_is_told_from_a_path_to_nothing() -> None:
+def test_an_answer_that_is_not_json_is_distinguished_from_a_path_to_nothing() -> None:
     assert render("{{ sample.output_json.a }}", {}, make_sample('{"a": [1]}')) == "[1]"
     with pytest.raises(InvalidRequest) as caught:
         render("{{ sample.output_json.a }}", {}, make_sample("no json"))

@@ -48,7 +48,7 @@ def ask(prompts: list[list[int]], _max_tokens: int) -> tuple[list[WrittenAnswer]
     return [WrittenAnswer("?", False) for _ in prompts], [WrittenAnswer(str(ids[0]), True) for ids in prompts]
 
 
-def test_all_is_asked_for_while_there_is_time() -> None:
+def test_all_answers_are_requested_while_there_is_time() -> None:
     seen: list[tuple[str, int, int]] = []
     found = answer_in_time(rows(6), ask, time.monotonic() + 60, lambda *told: seen.append(told))
     assert [sample.is_exact for sample in found.samples] == [True] * 6

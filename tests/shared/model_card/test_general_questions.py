@@ -9,7 +9,7 @@ from shared.model_card.general_questions import GeneralQuestion, all_general_que
 FRANCE, WATER, *_, COLORS, DOG = general_questions()
 
 
-def test_eight_of_two_hundred_are_asked_after_a_training() -> None:
+def test_eight_of_two_hundred_are_queried_after_a_training() -> None:
     assert len(general_questions()) == 8
     assert len({one.question for one in all_general_questions()}) == 200
 

@@ -101,7 +101,7 @@ def test_secrets_are_taken_out_of_messages_and_tracebacks(
 @pytest.mark.parametrize(
     "text", ["http://127.0.0.1:8000/v1/jobs", "mens-up", "adapter mens-tiny@" + "9" * 64, "a@b.c: d"]
 )
-def test_what_is_no_secret_stays(text: str) -> None:
+def test_what_is_not_a_secret_stays(text: str) -> None:
     assert redact(text) == text
 
 

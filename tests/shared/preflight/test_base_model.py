@@ -172,7 +172,7 @@ def test_broken_tensor_is_named(
     assert (error.code, error.param) == (code, param)
 
 
-def test_quantised_weights_are_no_floats(tmp_path: Path) -> None:
+def test_quantised_weights_are_not_floats(tmp_path: Path) -> None:
     def quantise(tensors: Entries) -> None:
         tensors["model.layers.0.mlp.up_proj.weight"] = ("I8", (112, 64))
 

@@ -178,7 +178,7 @@ def test_refusals(check: Any, parent: Any, sections: Any, code: str, param: str)
 
 
 @pytest.mark.parametrize(("adapter", "told"), [({"alpha": 8}, False), ({"alpha": 32}, False), ({"alpha": 10}, True)])
-def test_a_scale_that_rounds_is_told(check: Any, adapter: Any, told: bool) -> None:
+def test_a_scale_that_rounds_is_reported(check: Any, adapter: Any, told: bool) -> None:
     notes = check({}, sections={"adapter": adapter}).notes
     assert any("with one rounding" in note for note in notes) is told
 

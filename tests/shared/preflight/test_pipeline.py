@@ -103,7 +103,7 @@ def test_every_domain_profile_takes_rows_of_its_categories(base: Path, tmp_path:
     assert planned.sources["data.context_filter"] == "domain"
 
 
-def test_rows_that_weigh_something_are_planned_beside_those_that_do_not(base: Path, tmp_path: Path) -> None:
+def test_rows_with_and_without_a_weight_are_planned(base: Path, tmp_path: Path) -> None:
     rows = [row("q", category="tool_trace"), *ROWS]
     check(base, tmp_path, rows, sections={"trajectory": {"enabled": True, "tool_trace_boost": 0}})
 
@@ -271,7 +271,7 @@ MIB = 1 << 20
 LONG = {"exec": {"batch_size": 256, "seq_len": 512}}
 
 
-def test_job_that_fits_in_smaller_pieces_is_planned_and_told(base: Path, tmp_path: Path) -> None:
+def test_job_that_fits_in_smaller_pieces_is_planned_and_reported(base: Path, tmp_path: Path) -> None:
     """The trainer cuts a step into micro-batches by itself, so the result is the same."""
     found = check(base, tmp_path, ROWS, Machine(device="cuda", vram_bytes=(1 << 30) + 400 * MIB), sections=LONG)
     assert found.estimate.fits is False
@@ -317,7 +317,7 @@ def test_a_base_may_be_held_in_parts_by_several_gpus(base: Path, tmp_path: Path)
         assert refused.value.code == "MEMORY_DOES_NOT_FIT"
 
 
-def test_memory_that_others_hold_is_told(base: Path, tmp_path: Path) -> None:
+def test_memory_that_others_hold_is_reported(base: Path, tmp_path: Path) -> None:
     found = check(base, tmp_path, ROWS, Machine(device="cuda", vram_bytes=80 << 30, free_bytes=MIB))
     assert any("1 MiB of the device's memory are free now" in note for note in found.notes)
 
@@ -334,7 +334,7 @@ def test_the_gpu_decides_what_the_preset_auto_is(base: Path, tmp_path: Path) -> 
     assert lengths == [512, 256, 256], "the row of 80 GB is longer than this base can read"
 
 
-def test_an_auto_preset_for_a_machine_that_nobody_knows_is_told(base: Path, tmp_path: Path) -> None:
+def test_an_auto_preset_for_a_machine_that_nobody_knows_is_reported(base: Path, tmp_path: Path) -> None:
     """A job that no worker can run must not get the row of 8 GB without a warning."""
 
     def told(machine: Machine, preset: str = "auto") -> list[str]:
@@ -447,7 +447,7 @@ def test_rows_of_every_file_decide_the_length(base: Path, tmp_path: Path) -> Non
         assert not found.warnings
 
 
-def test_keys_of_replay_rows_are_told(base: Path, tmp_path: Path) -> None:
+def test_keys_of_replay_rows_are_reported(base: Path, tmp_path: Path) -> None:
     found = check(base, tmp_path, ROWS, replay=[row("old", source="web")])
     assert found.warnings == ["Keys of replay rows that are not used: source (1)."]
 
@@ -518,7 +518,7 @@ def test_rated_answers_are_planned_with_equal_weight_in_total(
 BY_RATING = [rated_line(index, index < 30, rating=5 if index < 30 else 1) for index in range(40)]
 
 
-def test_rated_answers_that_the_filter_leaves_out_are_no_second_label(base: Path, tmp_path: Path) -> None:
+def test_rated_answers_that_the_filter_leaves_out_are_not_a_second_label(base: Path, tmp_path: Path) -> None:
     with pytest.raises(MensError) as refused:
         check(base, tmp_path, BY_RATING, sections=KTO)
     assert (refused.value.code, refused.value.details) == ("KTO_ONE_LABEL", {"good": 30, "bad": 0, "held_out": 0})
@@ -605,7 +605,7 @@ def test_what_cannot_be_learnt_from_pairs_is_refused_before_it_is_queued(
     assert (refused.value.code, refused.value.param) == (code, param)
 
 
-def test_held_out_prompts_that_are_trained_on_are_told(base: Path, tmp_path: Path) -> None:
+def test_held_out_prompts_that_are_trained_on_are_reported(base: Path, tmp_path: Path) -> None:
     repeated = [json.dumps(plain_row("question", f"Because of {index}.", "No.")) for index in range(40)]
     notes = check(base, tmp_path, repeated, sections=DPO).notes
     assert any("10 of the 10 held-out pairs have a prompt that is also trained on" in note for note in notes)

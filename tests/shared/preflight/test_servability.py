@@ -78,7 +78,7 @@ def test_head_is_servable_only_when_untied_and_known_to_the_engine(name: str, re
     "requested",
     [{"modules_to_save": ["lm_head"]}, {"use_dora": True}, {"bias": "all"}, {"rank_pattern": {"q_proj": 4}}],
 )
-def test_whole_modules_are_no_field_of_a_contract(requested: dict[str, Any]) -> None:
+def test_whole_modules_are_not_a_field_of_a_contract(requested: dict[str, Any]) -> None:
     """A contract has no field for features that vLLM refuses in an adapter, so they are not trained."""
     with pytest.raises(ContractRejected) as caught:
         parse_contract({"data": {"train_file": "f"}, "adapter": requested})

@@ -263,7 +263,7 @@ def test_age_of_a_merged_model_counts_from_its_last_job(home: Home) -> None:
     assert named(keep.apply()) == [("merged model", "1" * 64)]
 
 
-def test_model_merged_again_after_its_deletion_is_kept_anew(home: Home) -> None:
+def test_model_merged_again_after_its_deletion_is_kept_again(home: Home) -> None:
     home.train("a")
     home.merge("a", "1" * 64)
     home.clock.advance(8 * DAY)

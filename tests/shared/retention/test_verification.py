@@ -156,7 +156,7 @@ def test_adapter_that_is_being_deleted_is_left_out(kept: Kept) -> None:
     assert adapter_id not in [item.name for item in kept.verify()]
 
 
-def test_what_is_deleted_meanwhile_is_no_fault(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_deleted_meanwhile_is_not_a_fault(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.storage.blob_path(kept.digests["file"]).unlink()
     before = references(kept.database)
     answers = [before, [one for one in before if one.what != "file"]]

@@ -127,7 +127,7 @@ def grade(sample, item):
 
 
 @pytest.mark.parametrize("depth", [900, 100_000])
-def test_items_that_are_nested_deep_are_no_failure_of_the_sandbox(sandbox: Sandbox, depth: int) -> None:
+def test_deeply_nested_items_are_not_a_failure_of_the_sandbox(sandbox: Sandbox, depth: int) -> None:
     item: list[object] = []
     for _ in range(depth):
         item = [item]
@@ -169,7 +169,7 @@ def test_several_threads_share_a_sandbox(sandbox: Sandbox) -> None:
     )
 
 
-def test_a_sandbox_whose_processes_are_killed_goes_on(level: Level) -> None:
+def test_a_sandbox_whose_processes_are_killed_continues(level: Level) -> None:
     with Sandbox(level) as sandbox:
         assert sandbox.grade(LENGTH, {"output_text": "x"}, {"most": 1}) == 1
         first, *graders = processes_of(sandbox)
@@ -201,7 +201,7 @@ def test_one_that_is_killed_again_and_again_is_the_sandboxs_fault(level: Level) 
     assert (caught.value.code, caught.value.retryable) == (Code.SANDBOX_FAILED, True)
 
 
-def test_closing_ends_what_is_under_way_and_every_process(level: Level) -> None:
+def test_closing_ends_what_is_in_flight_and_every_process(level: Level) -> None:
     sandbox = Sandbox(level)
     errors: list[MensError] = []
 

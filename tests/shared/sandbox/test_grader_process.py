@@ -38,7 +38,7 @@ def test_its_own_errors_are_passed_on() -> None:
         {},
     ],
 )
-def test_what_only_the_watch_may_say_is_no_answer(told: Any) -> None:
+def test_results_that_only_the_watch_may_report_are_not_answers(told: Any) -> None:
     assert read(told)["message"] == "its process ended with exit code 0 before it had answered"
 
 

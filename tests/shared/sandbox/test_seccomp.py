@@ -118,7 +118,7 @@ def test_what_is_named_is_not_permitted(level: Level) -> None:
 
 
 @pytest.mark.parametrize("level", level_parameters())
-def test_what_nobody_named_is_not_there(level: Level) -> None:
+def test_system_calls_that_are_not_named_are_missing(level: Level) -> None:
     """So a call that a later kernel adds is refused; and the C library starts threads without clone3."""
     asked = numbers(["clone3", "quotactl", "lookup_dcookie", "fanotify_init", "landlock_create_ruleset", "seccomp"])
     asked["of a later kernel"] = 1_000
@@ -159,7 +159,7 @@ def test_calls_of_another_architecture_end_the_item(level: Level, way: str) -> N
         sandbox.grade(source, {}, {})
 
 
-def test_a_library_that_is_missing_is_an_error_that_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_missing_is_an_error_that_can_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str, **_options: object) -> ctypes.CDLL:
         raise OSError(f"{name}: cannot open shared object file")
 

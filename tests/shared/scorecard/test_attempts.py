@@ -72,7 +72,7 @@ def test_code_in_prose_is_neither_canonical_nor_strict() -> None:
     assert (event.canonical_pass, event.voxelized_strictness) == (False, pytest.approx(2 / 3))
 
 
-def test_code_that_does_not_contain_what_is_expected_is_no_success() -> None:
+def test_code_that_does_not_contain_what_is_expected_is_not_a_success() -> None:
     # Prose around a block of code is not code.
     for text in ("x = 1\ny = x + 1\n", "def and return\n```\nx = 1\n```\n"):
         event, _ = run([text])
@@ -98,6 +98,6 @@ def test_any_answers_give_an_event_that_agrees_with_itself(texts: list[str], ret
     assert event.attempts == retries + 1 or event.compile_pass_n or event.repair_stalled
 
 
-def test_no_answer_is_no_event() -> None:
+def test_missing_answer_is_not_an_event() -> None:
     spec = ScorecardSpec.model_validate(scorecard_spec(1))
     assert run_task(spec, spec.conditions[0], spec.tasks[0], lambda *_: None, lambda _: Check(())) is None

@@ -33,7 +33,7 @@ def test_a_plateau_with_something_unmet_is_an_investment() -> None:
     assert "unmet: semantic" in found.reason
 
 
-def test_without_a_plateau_adapters_go_on() -> None:
+def test_without_a_plateau_adapters_continue() -> None:
     low = {"semantic_task_success": 0.5}
     for conditions in (
         [condition("ab", task_success=0.6, **low), condition("cd", task_success=0.66, **low)],
@@ -44,7 +44,7 @@ def test_without_a_plateau_adapters_go_on() -> None:
         assert (found.recommended, found.qlora_plateau) == ("continue_qlora_first", False)
 
 
-def test_a_plateau_with_everything_met_goes_on() -> None:
+def test_a_plateau_with_everything_met_continues() -> None:
     found = decide([summary(condition("ab"), condition("cd"))])
     assert (found.recommended, found.qlora_plateau) == ("continue_qlora_first", True)
 

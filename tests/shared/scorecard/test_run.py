@@ -82,7 +82,7 @@ def test_a_recorded_answer_that_is_missing_is_named(tmp_path: Path, checkers: Co
         run_scorecard(read_spec(path), path, ScorecardFolder(tmp_path / "o"), TaskSampler(), checkers, lambda *_: None)
 
 
-def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, checkers: ContainedCheckers) -> None:
+def test_a_run_that_was_interrupted_continues(tmp_path: Path, checkers: ContainedCheckers) -> None:
     broken = TaskSampler(fails_from=4)
     with pytest.raises(Unavailable):
         run(tmp_path, broken, checkers)

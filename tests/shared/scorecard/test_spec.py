@@ -53,7 +53,7 @@ def test_what_is_wrong_has_its_field(tmp_path: Path, change: dict[str, Any], fie
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[" * 100_000])
-def test_what_is_no_json_is_refused(tmp_path: Path, text: str | None) -> None:
+def test_what_is_not_json_is_refused(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "spec.json"
     if text is not None:
         path.write_text(text)

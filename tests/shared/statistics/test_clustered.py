@@ -52,7 +52,7 @@ def test_copies_of_every_value_leave_the_interval_as_it_is(values: list[float], 
     assert found == pytest.approx(bca_interval(values, 0.95, resamples=199), abs=1e-9)
 
 
-def test_copies_of_an_answer_are_no_evidence() -> None:
+def test_copies_of_an_answer_are_not_evidence() -> None:
     old, new = [1.0] * 10, [1.0] * 10
     copied = compare(old * 6, new * 6, 0.15, groups=[*range(10)] * 6)
     alone = compare(old, new, 0.15)

@@ -37,7 +37,7 @@ def test_adjusted_values_are_no_smaller_and_keep_their_order(values: list[float]
     assert [adjusted[index] for index in ranks] == sorted(adjusted)
 
 
-def test_what_is_no_p_value_is_refused() -> None:
+def test_what_is_not_a_p_value_is_refused() -> None:
     for value in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError):
             holm_adjusted([0.5, value])

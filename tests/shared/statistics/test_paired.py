@@ -51,12 +51,12 @@ def test_without_a_margin_only_a_better_model_passes() -> None:
     assert better.status is Status.PASSED
 
 
-def test_nothing_is_no_evidence() -> None:
+def test_nothing_is_not_evidence() -> None:
     found = compare([], [], MARGIN)
     assert (found.status, found.items, found.interval) == (Status.MISSING_EVIDENCE, 0, None)
 
 
-def test_scores_that_are_no_passes_and_failures_are_compared_too() -> None:
+def test_scores_other_than_passes_and_failures_are_compared_too() -> None:
     generator = random.Random(3)
     old = [generator.uniform(0.6, 0.9) for _ in range(300)]
     new = [min(1.0, score + generator.gauss(0, 0.05)) for score in old]

@@ -124,7 +124,7 @@ def test_parameters_of_a_tool_are_missed(tmp_path: Path) -> None:
         assert write(base(tmp_path / "named", named + CHATML), *turns, tools=[sound])
 
 
-def test_dropped_thoughts_are_told(tokenizers: dict[str, Tokenizer]) -> None:
+def test_dropped_thoughts_are_reported(tokenizers: dict[str, Tokenizer]) -> None:
     turns = turn("user", "Hi"), turn("assistant", "<think>\nhm\n</think>\n\nHello.")
     assert write(tokenizers["deepseek_r1"], *turns).left_out == {"thoughts"}
     assert not write(tokenizers["qwen3"], *turns).left_out
@@ -132,13 +132,13 @@ def test_dropped_thoughts_are_told(tokenizers: dict[str, Tokenizer]) -> None:
     assert not write(tokenizers["qwen3"], *rewritten).left_out
 
 
-def test_dropped_names_are_told(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+def test_dropped_names_are_reported(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
     turns = turn("user", "Hi", name="Ann"), turn("assistant", "Hello.")
     assert write(tokenizers["qwen25"], *turns).left_out == {"names"}
     assert not write(base(tmp_path, CHATML.replace("{{ m.role }}", "{{ m.role }} {{ m.name }}")), *turns).left_out
 
 
-def test_names_of_system_turns_that_become_one_are_told(tmp_path: Path) -> None:
+def test_names_of_system_turns_that_become_one_are_reported(tmp_path: Path) -> None:
     tokenizer = base(tmp_path, CHATML.replace("{{ m.role }}", "{{ m.role }} {{ m.name }}"))
     named, talk = turn("developer", "Be brief.", name="Ann"), CASES["single"]["messages"]
     alone = write(tokenizer, named, *talk)

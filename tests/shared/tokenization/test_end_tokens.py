@@ -51,7 +51,7 @@ def test_no_note_of_a_folder_without_a_template(tmp_path):
         ({"eos_token_id": None}, set()),
     ],
 )
-def test_config_json_counts_where_there_is_no_generation_config(tmp_path, config, ids):
+def test_config_json_counts_without_generation_config(tmp_path, config, ids):
     make_base(tmp_path, FAMILIES["qwen3"])
     before = Tokenizer.load(tmp_path).end_ids
     (tmp_path / "config.json").write_text(json.dumps(config))

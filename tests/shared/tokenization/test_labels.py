@@ -108,7 +108,7 @@ def test_truncation_drops_the_beginning_and_keeps_labels_aligned(tokenizer):
         assert cut.truncated == max(0, len(whole.ids) - seq_len)
 
 
-def test_first_token_is_no_target(tokenizer):
+def test_first_token_is_not_a_target(tokenizer):
     whole = encode_row(tokenizer, chat("Q", "A long answer."), LONG)
     supervised_count = sum(label != IGNORED for label in whole.labels)
     assert whole.targets == supervised_count

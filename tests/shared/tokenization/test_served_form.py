@@ -31,7 +31,7 @@ def test_tool_call_has_the_key_order_of_vllm(arguments: object) -> None:
     assert json.dumps(found["tool_calls"]) == json.dumps([expected])
 
 
-def test_arguments_that_are_no_object_are_unchanged() -> None:
+def test_arguments_that_are_not_an_object_are_unchanged() -> None:
     """The reader refuses such rows."""
     for arguments in ("[1]", "not json", 3):
         call = {"function": {"name": "f", "arguments": arguments}}

@@ -169,7 +169,7 @@ def test_prompt_that_differs_from_training_is_noted(write, tmp_path):
 
 
 @pytest.mark.parametrize(("family", "told"), [("qwen25", [2]), ("harmony", [])])
-def test_developers_turns_that_become_the_systems_are_told(write, bases, family, told):
+def test_developers_turns_that_become_the_systems_are_reported(write, bases, family, told):
     rules = {"messages": [{"role": "developer", "content": "Be brief."}, *TURNS]}
     report = supervise_file(write([ROWS[0], rules]), bases[family], seq_len=100)
     assert [note.line for note in report.developer_as_system.first] == told

@@ -32,5 +32,5 @@ def test_form_whose_token_is_missing_is_not_known(text):
     assert parser_of(text, "look.up", backend()) is None
 
 
-def test_name_is_no_pattern():
+def test_name_is_not_a_pattern():
     assert parser_of(HERMES.replace("look.up", "lookXup"), "look.up", backend()) is None

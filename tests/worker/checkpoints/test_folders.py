@@ -84,7 +84,7 @@ def test_adoption_that_meets_a_full_disk_leaves_nothing_that_counts(
     assert list((second / CHECKPOINTS_FOLDER).iterdir()) == []
 
 
-def test_folder_that_fails_half_way_is_not_there(tmp_path: Path) -> None:
+def test_folder_that_fails_half_way_does_not_exist(tmp_path: Path) -> None:
     def write() -> None:
         with appearing_whole(tmp_path / "whole") as folder:
             (folder / "half").write_text("x")
@@ -151,5 +151,5 @@ def test_what_is_taken_over_stays_when_the_stale_attempt_removes_its_own(first: 
     assert (taken / "trainer_state.json").read_text() == "trainer_state.json of step 6"
 
 
-def test_without_an_earlier_checkpoint_there_is_none(second: Path) -> None:
+def test_without_an_earlier_checkpoint_none_is_found(second: Path) -> None:
     assert take_over_checkpoint([], second) is None

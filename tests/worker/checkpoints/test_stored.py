@@ -82,7 +82,7 @@ def one_job(tmp_path: Path, sqlite_template: Path) -> OneJob:
     return OneJob(tmp_path, database, FolderStorage(tmp_path / "storage"), Leases(database, 60), job.id)
 
 
-def test_another_machine_goes_on_from_the_newest_with_those_before_it(one_job: OneJob) -> None:
+def test_another_machine_continues_from_the_newest_with_those_before_it(one_job: OneJob) -> None:
     first = one_job.claim()
     written = [write_checkpoint(first._run_dir, step) for step in (2, 4)]
     first.store_new()
@@ -146,7 +146,7 @@ def test_older_checkpoint_is_used_where_the_newest_is_damaged(one_job: OneJob) -
     assert [path.name for path in list_checkpoints(second._run_dir)] == ["step-00000002"]
 
 
-def test_lost_checkpoints_begin_the_job_anew(one_job: OneJob) -> None:
+def test_job_with_lost_checkpoints_begins_again(one_job: OneJob) -> None:
     first = one_job.claim()
     write_checkpoint(first._run_dir, 2)
     first.store_new()
@@ -155,7 +155,7 @@ def test_lost_checkpoints_begin_the_job_anew(one_job: OneJob) -> None:
     assert one_job.claim().fetch_newer(None) is None
 
 
-def test_storage_that_does_not_respond_is_no_reason_to_begin_anew(
+def test_storage_that_does_not_respond_is_not_a_reason_to_begin_again(
     one_job: OneJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = one_job.claim()

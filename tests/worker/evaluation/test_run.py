@@ -174,7 +174,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway, "LONGEST_WAIT_SECONDS", 0.01)
 
 
-def test_every_item_is_asked_once_judged_and_stored(place: Place, api: GatewayStub) -> None:
+def test_every_item_is_sent_once_judged_and_stored(place: Place, api: GatewayStub) -> None:
     rows = [*ROWS, {"item": {"question": "other", "answer": "no"}}]
     job = place.queue(rows, sampling_params={"temperature": 0, "seed": 5, "max_completion_tokens": 9})
     done = place.run(job)
@@ -266,7 +266,7 @@ def test_without_the_apis_address_the_job_says_what_to_set(place: Place) -> None
     assert (failed.error["code"], "MENS_API_URL" in failed.error["remedy"]) == (Code.EVAL_UNAVAILABLE, True)
 
 
-def test_after_a_kill_nothing_that_was_stored_is_asked_again(place: Place, api: GatewayStub) -> None:
+def test_after_a_kill_nothing_that_was_stored_is_requested_again(place: Place, api: GatewayStub) -> None:
     rows = [{"item": {"question": f"{number}", "answer": f"{number}"}} for number in range(200)]
     job, stuck = place.queue(rows), threading.Event()
     place.worker.settings = place.settings.model_copy(update={"heartbeat_seconds": 60.0})
@@ -437,7 +437,7 @@ def test_an_answer_at_fault_fails_also_where_a_grader_does_not_end_with_it(place
     assert found == [(None, False, Code.GRADER_TIMEOUT), (None, False, Code.GRADER_SAMPLE_INVALID)]
 
 
-def test_a_model_that_judges_is_asked_and_its_tokens_are_counted(place: Place, api: GatewayStub) -> None:
+def test_a_model_that_judges_is_queried_and_its_tokens_are_counted(place: Place, api: GatewayStub) -> None:
     judge = {
         "type": "score_model", "name": "judge", "model": "critic", "pass_threshold": 0.5,
         "input": [{"role": "user", "content": "Judge {{ sample.output_text }}"}],
@@ -594,7 +594,7 @@ def test_criteria_that_a_compiler_judges_run_in_bubblewrap_or_end_the_job(place:
 @ON_SQLITE_IN_MAKE_TEST
 @pytest.mark.sandbox
 @pytest.mark.skipif(all(map(missing, LEVELS)), reason=missing("landlock"))
-def test_what_was_not_repeatable_is_still_told_after_another_attempt(place: Place) -> None:
+def test_unrepeatable_scores_are_still_reported_after_another_attempt(place: Place) -> None:
     source = "import time\ndef grade(sample, item): return time.time()"
     job = place.queue(ROWS[:2], criteria=[{**CODE, "source": source}])
     assert place.run(job).result["unrepeatable"] == {"code": 2}
@@ -609,7 +609,7 @@ def test_what_was_not_repeatable_is_still_told_after_another_attempt(place: Plac
     assert outcome.as_dict()["unrepeatable"] == {"code": 2}
 
 
-def test_incumbent_is_asked_twice_for_the_noise_floor(place: Place, api: GatewayStub) -> None:
+def test_incumbent_is_queried_twice_for_the_noise_floor(place: Place, api: GatewayStub) -> None:
     """It answers its first question otherwise the second time, as a batched server may."""
     seen: Counter[str] = Counter()
 

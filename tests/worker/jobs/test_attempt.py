@@ -193,7 +193,7 @@ def test_a_trainer_that_hangs_frees_its_gpu_with_all_its_processes(open_installa
     assert all(eventually(lambda pid=pid: is_gone(pid)) for pid in pids_of(installation, job))
 
 
-def test_a_trainer_is_asked_before_it_is_killed(open_installation, monkeypatch, fake_trainer):
+def test_a_trainer_gets_sigterm_before_it_is_killed(open_installation, monkeypatch, fake_trainer):
     installation = open_installation(terminate_seconds=60)
     polite = "def leave(*_):\n    (run_dir / 'left').touch()\n    sys.exit(11)\nsignal.signal(signal.SIGTERM, leave)\n"
     job = run(installation, monkeypatch, fake_trainer(polite + RUN_ON), max_wall_seconds=0.3)

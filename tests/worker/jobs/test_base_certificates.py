@@ -198,7 +198,7 @@ def test_probes_that_were_changed_certify_nothing(
     assert certifier.certificates.of(entry.digest) == []
 
 
-def test_without_merged_models_no_replica_is_asked(certifier: BaseCertifier, replica: MergedReplica) -> None:
+def test_without_merged_models_no_replica_is_queried(certifier: BaseCertifier, replica: MergedReplica) -> None:
     save_catalog(certifier.settings.catalog_path, Catalog())
     assert certifier.run_round() == []
     assert not replica.seen

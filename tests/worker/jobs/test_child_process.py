@@ -219,7 +219,7 @@ def test_stop_request_before_the_handlers_are_set(start, checkpoint, ending):
 
 
 @pytest.mark.parametrize("handles", [True, False], ids=["handled", "still starting"])
-def test_sigterm_of_somebody_else_is_no_cancel(start, handles):
+def test_sigterm_of_somebody_else_is_not_a_cancel(start, handles):
     """The node is drained, or a service manager stops every process of the worker's group: the job is tried again."""
     child = start((OBEDIENT if handles else "") + SLEEP)
     eventually(child.new_telemetry, PATIENCE, "it is ready")

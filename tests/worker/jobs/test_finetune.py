@@ -356,7 +356,7 @@ def test_failed_publishing_registers_nothing(installation, finished_attempt, no_
 
 
 @pytest.mark.parametrize("full_at", [1, 3, 6, -1], ids=["first file", "a manifest", "a later file", "result file"])
-def test_full_storage_publishes_nothing_and_the_next_attempt_goes_on(
+def test_full_storage_publishes_nothing_and_the_next_attempt_continues(
     installation, finished_attempt, monkeypatch, no_trainer, full_at
 ):
     """Whatever does not fit: no manifest without its files, no record, and no second training."""

@@ -73,7 +73,7 @@ def test_lost_lease_ends_the_heartbeats():
         assert leases.beats == 2
 
 
-def test_heartbeats_go_on_after_database_outage():
+def test_heartbeats_continue_after_database_outage():
     leases = FakeLeases(UNAVAILABLE, UNAVAILABLE, "pause")
     with keeper(leases) as kept:
         eventually(lambda: kept.requested == "pause")
@@ -81,7 +81,7 @@ def test_heartbeats_go_on_after_database_outage():
     assert leases.beats >= 3
 
 
-def test_heartbeats_go_on_after_unexpected_fault():
+def test_heartbeats_continue_after_unexpected_fault():
     """A thread that died would let the lease run out under a worker that believes it holds it."""
     leases = FakeLeases(RuntimeError("odd"), None)
     with keeper(leases):

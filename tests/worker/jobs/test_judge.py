@@ -174,7 +174,7 @@ def test_receipts_that_draw_new_answers_are_counted_and_share_one_alpha(
 
 
 @ON_SQLITE_IN_MAKE_TEST
-def test_incumbent_is_asked_twice_where_the_policy_wants_the_noise_floor(
+def test_incumbent_is_queried_twice_where_the_policy_wants_the_noise_floor(
     place: JudgedInstallation, models: Models
 ) -> None:
     judged = Evals(place.database).create("e", {}, {"data_source_config": CONFIG, "testing_criteria": [EQUALS]})
@@ -187,7 +187,7 @@ def test_incumbent_is_asked_twice_where_the_policy_wants_the_noise_floor(
     assert (asked.count(OLD), asked.count(GOOD)) == (2 * ROWS, ROWS)
 
 
-def test_what_came_of_shadow_traffic_is_evidence(place: JudgedInstallation) -> None:
+def test_outcome_of_shadow_traffic_is_evidence(place: JudgedInstallation) -> None:
     source = 'version: "1"\ngates: {shadow: {eval: eval-1, max_loss: 0.1}}'
     place.policy = govern(place.database, "alias:prod", source, name="online").policy
     row = place.receipt(place.judge(GOOD)).receipt["gates"][0]
@@ -198,7 +198,7 @@ def test_what_came_of_shadow_traffic_is_evidence(place: JudgedInstallation) -> N
     assert place.aliases.set("prod", Routing.to(GOOD), ALICE).adapter_id == GOOD
 
 
-def test_requests_of_another_tenant_are_no_evidence(place: JudgedInstallation) -> None:
+def test_requests_of_another_tenant_are_not_evidence(place: JudgedInstallation) -> None:
     source = 'version: "1"\ngates: {shadow: {eval: eval-1, max_loss: 0.1}}'
     place.policy = govern(place.database, "alias:prod", source, name="online").policy
     pair = ShadowPair(alias="prod", incumbent_id=OLD, candidate_id=GOOD, eval_id="eval-1")
@@ -265,7 +265,7 @@ def test_a_continued_adapter_answers_the_rows_by_which_its_parent_was_judged(
     }
 
 
-def test_rows_that_the_policy_asks_too_are_asked_once(place: JudgedInstallation, models: Models) -> None:
+def test_rows_that_the_policy_has_too_are_sent_once(place: JudgedInstallation, models: Models) -> None:
     place.judge(GOOD)
     models.asked.clear()
     source = place.policy

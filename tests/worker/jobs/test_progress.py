@@ -53,7 +53,7 @@ def test_merged_shards_are_progress():
     assert read_progress(progress) == MergeProgress(shard=1, of=4, fraction=0.25)
 
 
-def test_no_step_is_no_progress():
+def test_no_step_is_not_progress():
     assert to_progress([]) == {}
     assert to_progress([start()]) == {}
 
@@ -156,7 +156,7 @@ def test_step_events_of_a_long_run_are_bounded():
     assert len(to_events([step(number, 7) for number in range(1, 8)])) == 7
 
 
-def test_the_comparison_tells_of_held_out_rows_that_are_trained_on_too():
+def test_the_comparison_reports_held_out_rows_that_are_trained_on_too():
     payload = {"source": "held_out", "rows": 10, "held_out_copies": 4, "base_loss": None, "causes": [], "seconds": 1.0}
     payload |= {"base_token_accuracy": 0.25, "tuned_token_accuracy": 1.0, "sample_answers": 0}
     told = "Compared with its base on 10 held out rows, 4 of which are also in the training rows: token accuracy 25.0 % to 100.0 %"

@@ -169,7 +169,7 @@ def test_requests_to_the_replica(serve):
     assert [chat.name for chat, one in zip(CHATS, chats, strict=True) if "tools" in one] == ["tools"]
 
 
-def test_stop_is_asked_of_the_adapter_token_by_token(serve):
+def test_stop_is_measured_on_the_adapter_token_by_token(serve):
     replica = serve()
     found = publish(replica)[replica_name(replica.url)]
     assert found["stop"] == {"tokens": list(ENDS.values()), "missed": []}
@@ -179,7 +179,7 @@ def test_stop_is_asked_of_the_adapter_token_by_token(serve):
 
 
 @pytest.mark.parametrize("finish_reason", ["length", "abort"])
-def test_replica_that_goes_on_after_an_end_token_fails(serve, finish_reason):
+def test_replica_that_continues_after_an_end_token_fails(serve, finish_reason):
     with pytest.raises(JobFailed) as failed:
         publish(serve(finish_reason=finish_reason))
     assert failed.value.code == Code.ADAPTER_STOP_MISMATCH
@@ -326,7 +326,7 @@ def test_unavailable_replica_is_waited_for(serve):
     assert len(checks) == 4
 
 
-def test_replicas_of_other_bases_are_not_asked(serve):
+def test_replicas_of_other_bases_are_not_measured(serve):
     own, other = serve(), serve(limits=(200, LIMITS | {"base": "other", "base_digest": "e" * 64}))
     assert set(publish(other, own)) == {replica_name(own.url)}
     assert [path for _, path, _ in other.seen] == ["/mens/limits"]

@@ -178,7 +178,7 @@ FolderMerge(inputs.base, inputs.adapter, inputs.manifest, Path(sys.argv[2])).run
 """
 
 
-def test_a_merge_killed_in_a_shard_goes_on_after_the_last_whole_one(inputs: MergeInputs, tmp_path: Path) -> None:
+def test_a_merge_killed_in_a_shard_continues_after_the_last_whole_one(inputs: MergeInputs, tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(inputs.base.parent), str(tmp_path / "model")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -209,7 +209,9 @@ def test_the_next_attempt_takes_the_whole_shards_over(inputs: MergeInputs, tmp_p
 
 
 @pytest.mark.parametrize("damage", ["another merge's", "changed since"])
-def test_what_cannot_be_trusted_is_written_anew(inputs: MergeInputs, tmp_path: Path, damage: str) -> None:
+def test_stored_values_that_cannot_be_trusted_are_written_again(
+    inputs: MergeInputs, tmp_path: Path, damage: str
+) -> None:
     whole = inputs.merge(tmp_path / "whole" / "model")
     killed_after(1, inputs, tmp_path / "model", "another" if damage == "another merge's" else "a")
     path = tmp_path / "model" / FIRST

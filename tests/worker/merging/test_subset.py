@@ -243,7 +243,7 @@ def test_refusals(made: Made, spoil: Callable[[SubsetMerge], SubsetMerge], code:
     assert refusal(spoil(made()[1])) == code
 
 
-def test_right_digests_are_no_refusal(made: Made, tmp_path: Path) -> None:
+def test_right_digests_are_not_refused(made: Made, tmp_path: Path) -> None:
     write_shards(tmp_path / "base")
     digests = {name: digest_file(tmp_path / "base" / name) for name in (FIRST, SECOND)}
     made(base_digests=digests)[1].run()

@@ -114,7 +114,7 @@ def test_speed_of_training_is_there_while_it_runs_and_no_longer():
     ("outcome", "label"),
     [(Outcome(204, None), "delivered"), (Outcome(302, "HTTP 302"), "refused"), (Outcome(None, "late"), "unanswered")],
 )
-def test_attempt_at_a_webhook_is_counted_by_what_came_of_it(outcome: Outcome, label: str):
+def test_attempt_at_a_webhook_is_counted_by_its_outcome(outcome: Outcome, label: str):
     metrics = WorkerMetrics()
     metrics.attempted_webhook(outcome)
     attempts = {"delivered": 0.0, "refused": 0.0, "unanswered": 0.0} | {label: 1.0}
@@ -123,7 +123,7 @@ def test_attempt_at_a_webhook_is_counted_by_what_came_of_it(outcome: Outcome, la
     assert found == attempts
 
 
-def test_memory_of_the_gpus_is_asked_for_only_where_there_are_some():
+def test_memory_of_the_gpus_is_queried_only_if_the_machine_has_some():
     asked = []
 
     def query() -> list[Gpu]:

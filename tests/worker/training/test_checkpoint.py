@@ -121,7 +121,7 @@ def test_weights_moments_and_random_state_come_back(save, bench, tiny, tmp_path)
         assert all(torch.equal(mine[key], theirs[key]) for key in mine)
 
 
-def test_a_run_that_goes_on_elsewhere_is_no_longer_bit_exact(save, bench):
+def test_a_run_that_continues_elsewhere_is_no_longer_bit_exact(save, bench):
     folder = save(4)
     here = load_checkpoint(folder, bench.plan, bench.model, bench.optimizer, HERE, bench.base)
     elsewhere = load_checkpoint(folder, bench.plan, bench.model, bench.optimizer, HERE | {"threads": 64}, bench.base)
@@ -162,7 +162,7 @@ def test_of_interim_checkpoints_the_newest_is_kept_and_displaces_no_other(save, 
     assert [folder.name[-2:] for folder in list_checkpoints(tmp_path)] == ["06", "08", "12"]
 
 
-def test_steps_displace_no_epochs_end_and_the_newest_is_there_to_go_on_from(save, tmp_path):
+def test_steps_displace_no_epochs_end_and_the_newest_is_kept_to_resume_from(save, tmp_path):
     for step in range(1, 9):
         save(step, Occasion.EPOCH_END if step % 4 == 0 else Occasion.STEP)
     assert [folder.name[-2:] for folder in list_checkpoints(tmp_path)] == ["04", "07", "08"]
@@ -222,11 +222,11 @@ def test_other_plan_or_schema_is_refused_before_anything_changes(save, bench, tm
     assert all(torch.equal(a, b) for a, b in zip(before, bench.weights(), strict=True))
 
 
-def test_no_checkpoint_folder_is_no_checkpoint(tmp_path):
+def test_missing_checkpoint_folder_is_not_a_checkpoint(tmp_path):
     assert list_checkpoints(tmp_path) == []
 
 
-def test_checkpoint_that_is_not_there_has_a_code(tmp_path):
+def test_checkpoint_that_is_missing_has_a_code(tmp_path):
     refuse_missing(DistributedContext(), None)
     with pytest.raises(JobFailed) as failed:
         refuse_missing(DistributedContext(), tmp_path / "step-00000003")

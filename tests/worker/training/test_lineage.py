@@ -54,7 +54,7 @@ def test_the_commit_is_the_operators_word_or_the_checkouts_or_none(monkeypatch):
     assert git_sha({}) is None  # an editable installation has no commit
 
 
-def test_a_folder_that_is_no_checkout_has_no_commit(tmp_path):
+def test_a_folder_that_is_not_a_checkout_has_no_commit(tmp_path):
     assert worker.training.lineage._checked_out(tmp_path) is None
     (tmp_path / ".git").mkdir()
     assert worker.training.lineage._checked_out(tmp_path) is None

@@ -225,7 +225,7 @@ def test_evaluation_leaves_no_gradient_and_turns_dropout_off(tiny_base):
     assert all(parameter.grad is None for parameter in trainable(model))
 
 
-def test_nothing_to_evaluate_is_no_score(model):
+def test_nothing_to_evaluate_is_not_a_score(model):
     assert evaluate(METHOD, model, [], CPU) is None
 
 

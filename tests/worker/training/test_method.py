@@ -133,7 +133,7 @@ def manifest_of(run_dir: Path) -> AdapterManifest:
     return AdapterManifest.model_validate_json((run_dir / ADAPTER_FOLDER / MANIFEST_NAME).read_bytes())
 
 
-def test_another_method_learns_what_it_is_told_to(preferred):
+def test_another_method_learns(preferred):
     _, run_dir = preferred
     losses = [step["loss"] for step in told(run_dir, "step")]
     assert losses[0] == pytest.approx(math.log(2), abs=1e-4), "an adapter that was not trained prefers as the base does"

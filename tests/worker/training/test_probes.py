@@ -38,7 +38,7 @@ def test_positions_are_the_learnt_tokens(tmp_path):
     ]
 
 
-def test_first_token_has_no_probability_so_it_is_no_position(tmp_path):
+def test_first_token_has_no_probability_so_it_is_not_a_position(tmp_path):
     assert written(tmp_path, [example(3, range(3))])[0]["positions"] == [1, 2]
 
 
@@ -92,7 +92,7 @@ def test_a_run_writes_probes_of_its_validation_rows(finished, tokenizer):
     assert answers == ["A mistake in a program.<|im_end|>", "It runs code and compares the result.<|im_end|>"]
 
 
-def test_the_model_s_own_scores_are_written_beside_the_positions(tiny, tmp_path):
+def test_the_model_s_own_scores_are_written_next_to_the_positions(tiny, tmp_path):
     cpu = torch.device("cpu")
     model = attach_lora(load_base(tiny.base, QuantSection(), cpu), AdapterSection(rank=4, alpha=8), seed=0)
     write_probes(tmp_path, make_probes([example(9, range(4, 9))], model, cpu))

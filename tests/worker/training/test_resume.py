@@ -94,7 +94,7 @@ def test_killed_after_any_step(tiny, whole, tmp_path, monkeypatch, step):
     assert resume_story(resumed) == ("bit_exact", [step])
 
 
-def test_a_run_that_goes_on_with_other_threads_says_why_its_bytes_may_differ(tiny, whole, tmp_path, monkeypatch):
+def test_a_run_that_continues_with_other_threads_says_why_its_bytes_may_differ(tiny, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     resumed = tiny.train(plan(tiny, tmp_path), tmp_path / "run", resume=list_checkpoints(whole)[-1])
     told = read_json(resumed / SUMMARY_NAME)["resume"]
@@ -102,7 +102,7 @@ def test_a_run_that_goes_on_with_other_threads_says_why_its_bytes_may_differ(tin
 
 
 @pytest.mark.parametrize("level", [Recompute.MLPS, Recompute.BLOCKS])
-def test_a_run_goes_on_where_other_activations_are_recomputed(tiny, tmp_path, level):
+def test_a_run_continues_where_other_activations_are_recomputed(tiny, tmp_path, level):
     """As on a device with less memory: the same bits. Without dropout, with which MLPs are not recomputed."""
     exec_ = {"epochs": 3, "batch_size": 2, "seq_len": 64, "checkpoint_every": 4}
     run = tiny.plan_run(tmp_path, validation=HELD_OUT, exec=exec_)
@@ -188,7 +188,7 @@ def test_kill_minus_nine_of_the_process(tiny, whole, tmp_path, step):
 
 
 @pytest.mark.long
-def test_equal_runs_beside_each_other_give_equal_bytes(tiny, whole, tmp_path):
+def test_equal_runs_at_the_same_time_give_equal_bytes(tiny, whole, tmp_path):
     """In processes that differ in all that a process may differ in: hash seed, heap, and how often each gets the processor.
 
     One such process for a few steps: `test_train_process.py::test_the_process_trains_what_the_function_trains`.

@@ -383,14 +383,14 @@ def test_machines_of_a_taken_port_begin_at_another(tiny, tmp_path, machines, mon
     assert all(machine.trainer for machine in pair)
 
 
-def test_lost_machine_is_told(tiny, tmp_path, machines):
+def test_lost_machine_is_reported(tiny, tmp_path, machines):
     (tmp_path / PLAN_NAME).write_text(plan(tiny, tmp_path, exec=LONG_RUN).model_dump_json())
     kill_one(machines("first"), 1, 2)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_run_goes_on_after_either_machine_was_lost(tiny, tmp_path, machines):
+def test_run_continues_after_either_machine_was_lost(tiny, tmp_path, machines):
     """At the first step, no checkpoint exists yet; later both continue from the newest checkpoint of the first process."""
     (tmp_path / PLAN_NAME).write_text(plan(tiny, tmp_path, exec=LONG_RUN).model_dump_json())
     whole = machines("whole")

@@ -32,14 +32,14 @@ def test_shares_of_the_drivers_table(table: str, visible: str | None, share: flo
 
 
 @pytest.mark.parametrize("share", [None, 0.5])
-def test_a_busy_gpu_or_one_that_cannot_be_asked_is_not_idle(share: float | None) -> None:
+def test_a_busy_gpu_or_one_that_cannot_be_queried_is_not_idle(share: float | None) -> None:
     now = [0.0]
     watch = IdleWatch(-1, 100.0, clock=lambda: now[0], gpu_share=lambda: share)
     now[0] = 1000.0
     watch.check()
 
 
-def test_idle_is_told_with_a_remedy() -> None:
+def test_idle_is_reported_with_a_remedy() -> None:
     now = [0.0]
     watch = IdleWatch(-1, 100.0, clock=lambda: now[0], gpu_share=lambda: 0.02)
     now[0] = 101.0

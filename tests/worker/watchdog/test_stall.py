@@ -47,7 +47,7 @@ def test_a_trainer_has_its_own_time_to_start(watch, clock):
     assert "MENS_TRAINER_START_SECONDS" in refuse(watch).remedy
 
 
-def test_its_first_report_is_no_first_step(watch, clock):
+def test_its_first_report_is_not_a_first_step(watch, clock):
     clock.now = START
     watch.note([event("train_start")])
     clock.now = 2 * START

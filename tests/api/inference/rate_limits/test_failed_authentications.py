@@ -49,7 +49,7 @@ def test_allowance_comes_back() -> None:
     assert [is_throttled(failures, "a") for _ in range(7)] == [False] * 6 + [True]
 
 
-def test_wait_is_told() -> None:
+def test_wait_is_reported() -> None:
     failures = FailedAuthentications(6, Clock())
     for _ in range(6):
         is_throttled(failures, "a")
@@ -58,7 +58,7 @@ def test_wait_is_told() -> None:
     assert refusal.value.details == {"retry_after_seconds": 10}
 
 
-def test_what_is_no_failure_is_not_counted() -> None:
+def test_what_is_not_a_failure_is_not_counted() -> None:
     failures = FailedAuthentications(1, Clock())
 
     async def look_up(error: Exception | None) -> None:

@@ -59,7 +59,7 @@ def test_request_without_a_first_byte_is_sent_to_the_next_replica(
 
 
 @pytest.mark.parametrize("first_byte_seconds", [0.3])
-def test_slow_replica_is_asked_again_when_the_others_fail(api: httpx.Client, tier: dict[str, RawReplica]) -> None:
+def test_slow_replica_is_tried_again_when_the_others_fail(api: httpx.Client, tier: dict[str, RawReplica]) -> None:
     first, *others = tier.values()
     first.mode = "hang"
     for other in others:

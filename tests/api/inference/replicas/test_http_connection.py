@@ -249,7 +249,7 @@ def test_silence_is_counted_from_the_last_bytes(monkeypatch: pytest.MonkeyPatch)
     run(test())
 
 
-def test_silence_between_two_exchanges_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_between_two_exchanges_is_not_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         clock = LoopClock(monkeypatch)
         connection, transport = connected(silence_seconds=0.2)
@@ -265,7 +265,7 @@ def test_silence_between_two_exchanges_is_no_timeout(monkeypatch: pytest.MonkeyP
     run(test())
 
 
-def test_stream_that_goes_on_is_never_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_that_continues_is_never_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         clock = LoopClock(monkeypatch)
         connection, _ = connected(silence_seconds=0.05)

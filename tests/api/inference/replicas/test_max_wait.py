@@ -165,7 +165,7 @@ def test_with_a_second_replica_nobody_waits(app: FastAPI, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["soon", "-1", "nan", ""])
-def test_wait_that_is_no_number_of_seconds_is_refused(app: FastAPI, wrong: str) -> None:
+def test_wait_that_is_not_a_number_of_seconds_is_refused(app: FastAPI, wrong: str) -> None:
     replica = RawReplica("only")
     with api_with(app, replica) as client:
         refused = ask(client, wrong)

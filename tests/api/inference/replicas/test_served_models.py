@@ -70,7 +70,7 @@ def refusal(api: httpx.Client, model: str) -> tuple[int, str, str]:
     return response.status_code, error["mens"]["code"], error["message"]
 
 
-def test_each_model_is_asked_where_its_base_is_served(app: FastAPI, replicas: tuple[RawReplica, RawReplica]) -> None:
+def test_each_model_is_queried_where_its_base_is_served(app: FastAPI, replicas: tuple[RawReplica, RawReplica]) -> None:
     own, other = replicas
     with RunningApi(app) as api:
         own.asked.clear(), other.asked.clear()

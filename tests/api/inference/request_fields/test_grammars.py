@@ -55,7 +55,7 @@ def test_texts_of_one_request_count_together() -> None:
     assert refused.value.param == "tools[1].function.parameters"
 
 
-def test_tools_that_are_not_strict_are_no_grammars() -> None:
+def test_tools_that_are_not_strict_are_not_grammars() -> None:
     """vLLM shows them to the model and compiles nothing; an agent may have many."""
     for strict in (None, False):
         LIMITS.check({"tools": [{"function": {"strict": strict, "parameters": {"description": LONG}}}]})
@@ -70,6 +70,6 @@ def test_depth_is_seen_in_a_text_too() -> None:
     limits.check({"structured_outputs": {"json": "{", "grammar": "[[[[[[[[["}})
 
 
-def test_malformed_fields_are_no_grammars() -> None:
+def test_malformed_fields_are_not_grammars() -> None:
     LIMITS.check({"structured_outputs": "x", "response_format": 3, "text": "y", "tools": "z"})
     LIMITS.check({"tools": [None, {"function": "f"}, {"function": {"parameters": None}}], "text": {"format": None}})

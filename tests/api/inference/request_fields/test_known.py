@@ -63,7 +63,7 @@ def test_stored_completion_is_refused() -> None:
     assert (error.code, error.param) == ("RESPONSE_NOT_STORED", "store")
 
 
-def test_fields_that_ask_for_nothing_pass() -> None:
+def test_fields_that_request_nothing_pass() -> None:
     check_chat_fields(
         {
             "messages": [],

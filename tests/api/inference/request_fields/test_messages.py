@@ -51,7 +51,7 @@ def test_other_messages_pass() -> None:
         check_messages(others)
 
 
-def test_refusal_stands_for_content_that_is_not_there() -> None:
+def test_refusal_stands_for_content_that_is_missing() -> None:
     chat = [HELLO, assistant(content=None, refusal="No."), None]
     assert with_refusals(chat) == [HELLO, assistant(content="No.", refusal="No."), None]
     same = [HELLO, assistant(refusal="No."), assistant(content=None, refusal=None)]

@@ -371,7 +371,7 @@ def test_answer_counts_once_and_in_its_browser_only(person: TestClient, provider
     assert code_of(replayed) == (401, "SIGN_IN_PROVIDER_INVALID")
 
 
-def test_token_that_is_no_secret_is_refused(person: TestClient, provider: StandInProvider) -> None:
+def test_token_that_is_not_a_secret_is_refused(person: TestClient, provider: StandInProvider) -> None:
     """An attacker's sign-in, whose answer a victim's page hands in with what it sends when it has no token."""
     for word in ("none", "u" * 42):
         begun = person.post(BEGIN, json={"challenge": hashlib.sha256(word.encode()).hexdigest()}).json()
@@ -391,7 +391,7 @@ def test_code_of_another_sign_in_fits_neither_its_verifier_nor_its_nonce(
     )
 
 
-def test_refusal_of_the_provider_is_told(person: TestClient, provider: StandInProvider) -> None:
+def test_refusal_of_the_provider_is_reported(person: TestClient, provider: StandInProvider) -> None:
     state = provider.authorize(begin(person).json()["authorization_url"])["state"]
     refused = finish(person, {"state": state, "error": "access_denied"})
     assert code_of(refused) == (403, "SIGN_IN_REFUSED")

@@ -190,7 +190,7 @@ def test_large_parts_are_refused(app: FastAPI, client: TestClient, settings: Api
         (lambda ids: ids, {"md5": "none"}, (400, "REQUEST_INVALID", "md5")),
     ],
 )
-def test_wrong_completions_are_refused_and_can_be_mended(
+def test_wrong_completions_are_refused_and_can_be_corrected(
     client: TestClient, settings: ApiSettings, choose: Any, more: Any, expected: Any
 ) -> None:
     upload_id, part_ids = sent_in_parts(client)

@@ -196,7 +196,7 @@ def test_receipts_are_listed_and_have_a_published_schema(app: FastAPI, client: T
     assert schema == json.loads(golden.read_text())
 
 
-def test_a_receipt_is_asked_for_by_adapter_and_alias(app: FastAPI, client: TestClient) -> None:
+def test_a_receipt_is_requested_by_adapter_and_alias(app: FastAPI, client: TestClient) -> None:
     body = {"adapter": B, "alias": "prod"}
     assert error(client.post("/v1/receipts", json=body))["code"] == "POLICY_NOT_FOUND"
     store(client)

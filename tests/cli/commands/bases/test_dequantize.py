@@ -40,7 +40,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return Settings()
 
 
-def test_twin_is_registered_beside_its_original(settings: Settings) -> None:
+def test_twin_is_registered_next_to_its_original(settings: Settings) -> None:
     result = runner.invoke(app, ["base", "dequantize", "org/tiny"])
     assert result.exit_code == 0, result.output
     assert "MENS_SERVING_BASE=org/tiny-nf4" in result.output

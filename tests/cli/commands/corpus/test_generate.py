@@ -37,7 +37,7 @@ row: {prompt: "What is {{ item.n }} + 1?", response: "{{ item.a }}"}
 """
 
 
-def test_models_are_asked_after_what_is_asked_was_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_are_sent_after_the_plan_was_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, out = tmp_path / "recipe.yaml", str(tmp_path / "rows")
     recipe.write_text(RECIPE)
     command = ["generate-data", str(recipe), "--out", out]

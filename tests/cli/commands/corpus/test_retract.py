@@ -77,7 +77,7 @@ def test_row_leads_to_adapters_and_an_adapter_to_its_rows(corpus: Path, monkeypa
     said("where", "--in", corpus, code=2)
 
 
-def test_adapter_leads_to_its_file_beside_provenance_of_others(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapter_leads_to_its_file_among_provenance_of_others(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program's *.sources.jsonl hides no file of an adapter, whatever stands in it."""
     train = corpus / "out" / "train.jsonl"
     (corpus / "keep.jsonl").write_text('{"prompt": "q", "response": "a"}\n')

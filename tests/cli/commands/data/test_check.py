@@ -57,7 +57,7 @@ def test_names_are_printed_as_they_are(tmp_path: Path, lines: list[dict[str, Any
     assert "[red]:smile: [-b].jsonl" in check(path, "--quarantine", str(bad))[1]
 
 
-def test_rows_that_a_job_holds_out_are_told(tmp_path: Path) -> None:
+def test_rows_that_a_job_holds_out_are_reported(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", *(pair(str(number)) for number in range(60)))
     told = "60 rows to train on; a job holds 10 of them out for validation, unless it has --validation"
     assert told in " ".join(check(path)[1].split())

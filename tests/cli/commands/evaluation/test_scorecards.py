@@ -143,7 +143,7 @@ def test_a_busy_server_is_waited_for_and_a_refusal_is_not(
     assert waits == [1, 2, 1, 2, 4]
 
 
-def test_a_run_that_broke_off_goes_on_with_the_same_command(
+def test_a_run_that_was_interrupted_continues_with_the_same_command(
     installation: CliInstallation, endpoint: ChatEndpoint, url: str, tmp_path: Path
 ) -> None:
     path = str(write_spec(tmp_path, url, tasks=3))

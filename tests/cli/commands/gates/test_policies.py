@@ -77,7 +77,7 @@ def test_a_wrong_line_is_named(installation: CliInstallation, file: Path) -> Non
     assert "line 8: gates.evals.quality.max_lost: this field does not exist." in said
 
 
-def test_from_a_file_to_an_alias_that_asks_for_evidence(installed: CliInstallation, file: Path) -> None:
+def test_from_a_file_to_an_alias_that_requires_evidence(installed: CliInstallation, file: Path) -> None:
     assert "`mens policies assign alias:NAME support`" in installed.mens("policies", "put", "support", str(file))
     assert "governs alias:prod" in installed.mens(
         "policies", "assign", "alias:prod", "support", "--reason", "for users"

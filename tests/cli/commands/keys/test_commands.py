@@ -125,7 +125,7 @@ def test_invalid_role_is_refused(local: Keys) -> None:
     assert "Value error" not in refused
 
 
-def test_none_is_no_limit_when_a_key_is_made(keys: Keys) -> None:
+def test_none_means_no_limit_when_a_key_is_made(keys: Keys) -> None:
     assert runner.invoke(app, ["keys", "create", "bot", "--rpm", "None", "--concurrent", "NONE"]).exit_code == 0
     [key] = made(keys)
     assert (key.requests_per_minute, key.concurrent_requests) == (None, None)

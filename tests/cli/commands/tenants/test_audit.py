@@ -39,7 +39,7 @@ def test_what_a_user_did_is_listed(installation: CliInstallation) -> None:
     assert "shared" not in installation.mens("audit", "list")
 
 
-def test_an_export_goes_on_where_it_ended_and_is_pruned(installation: CliInstallation, tmp_path: Path) -> None:
+def test_an_export_continues_where_it_ended_and_is_pruned(installation: CliInstallation, tmp_path: Path) -> None:
     installation.mens("keys", "create", "bot")
     first = installation.invoke("audit", "export")
     last = json.loads(first.stdout.splitlines()[-1])["seq"]
@@ -57,7 +57,7 @@ def test_an_export_goes_on_where_it_ended_and_is_pruned(installation: CliInstall
 
 
 @pytest.mark.parametrize("content", ["", "{}", "nonsense"])
-def test_what_is_no_export_is_not_pruned(installation: CliInstallation, tmp_path: Path, content: str) -> None:
+def test_what_is_not_an_export_is_not_pruned(installation: CliInstallation, tmp_path: Path, content: str) -> None:
     file = tmp_path / "audit.jsonl"
     file.write_text(content)
     assert str(file) in installation.mens("audit", "prune", str(file), code=1)

@@ -28,7 +28,7 @@ def test_adapter_is_lent_and_taken_back(installation: CliInstallation) -> None:
     assert installation.mens("permissions", "list", ADAPTER) == ""
 
 
-def test_what_is_no_tenant_and_who_has_no_permission(installation: CliInstallation) -> None:
+def test_unknown_tenants_and_permissions_are_refused(installation: CliInstallation) -> None:
     installation.register(new_adapter(ADAPTER))
     assert "No Name" in installation.mens("permissions", "create", ADAPTER, "acme", "No Name", code=2)
     said = installation.mens("permissions", "delete", ADAPTER, "acme", code=1)

@@ -32,7 +32,7 @@ def test_a_quota_is_set_shown_and_lifted(installation: CliInstallation) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--running", "x"], ["--queued", "-1"]])
-def test_what_is_no_quota_is_refused(installation: CliInstallation, arguments: list[str]) -> None:
+def test_what_is_not_a_quota_is_refused(installation: CliInstallation, arguments: list[str]) -> None:
     installation.mens("tenants", "limit", "acme", *arguments, code=2)
 
 

@@ -46,7 +46,7 @@ def test_groups_and_filters(mens: Command) -> None:
     assert mens(*PERIOD, "--by", "") == "4\t40\t16\t8"
 
 
-def test_costs_have_gpu_time_beside_tokens(mens: Command) -> None:
+def test_costs_have_gpu_time_and_tokens(mens: Command) -> None:
     assert mens(*PERIOD, "--costs") == (
         "2026-11-01\tci\tdemo@1\t0\t0.0\t1\t10\t4\t2\n2026-11-01\tci\ttiny\t0\t0.0\t1\t10\t4\t2\n"
         "2026-11-02\tci\tdemo@1\t0\t0.0\t1\t10\t4\t2\n2026-11-02\tci\ttiny\t0\t0.0\t1\t10\t4\t2"

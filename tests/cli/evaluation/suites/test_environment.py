@@ -27,7 +27,7 @@ def test_another_lock_is_another_environment(tmp_path: Path) -> None:
     assert missing.value.param == "lock"
 
 
-def test_environment_that_is_not_there_names_the_command(tmp_path: Path) -> None:
+def test_environment_that_is_missing_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(NotFound) as missing:
         python_of(tmp_path / "none")
     assert missing.value.code == Code.SUITES_NOT_INSTALLED

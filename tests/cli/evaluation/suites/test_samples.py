@@ -53,7 +53,7 @@ def test_items_have_their_scores_and_the_task_its_figure(tmp_path: Path) -> None
         ({}, {}, "does not say"),
     ],
 )
-def test_what_is_no_score_is_left_out_with_its_reason(tmp_path: Path, more, higher, reason) -> None:
+def test_what_is_not_a_score_is_left_out_with_its_reason(tmp_path: Path, more, higher, reason) -> None:
     found = read_scores(write(tmp_path, [line(0), line(1, **more)], higher=higher))
     assert ACC not in found.by_metric, "a metric of some items only would be another metric"
     assert reason in found.left_out[ACC]
@@ -68,7 +68,7 @@ def test_items_are_paired_whatever_their_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [line(1, prompt_hash="else"), line(1, doc_hash="else"), line(2)])
-def test_models_that_were_asked_otherwise_are_not_compared(tmp_path: Path, other) -> None:
+def test_runs_with_different_prompts_are_not_compared(tmp_path: Path, other) -> None:
     old = read_scores(write(tmp_path / "old", [line(0), line(1)]))
     new = read_scores(write(tmp_path / "new", [line(0), other]))
     with pytest.raises(InvalidRequest) as refused:

@@ -82,7 +82,7 @@ def test_merged_model_is_all_that_ollama_needs(
     assert "ollama create" in handoff["notes"]
 
 
-def test_base_takes_the_adapter_beside_it(
+def test_base_takes_the_adapter_next_to_it(
     stored: Downloaded, manifest: AdapterManifest, base: Path, tmp_path: Path
 ) -> None:
     instructions = export(stored, tmp_path / "out", plan_model(base, manifest, None))

@@ -43,7 +43,7 @@ def test_best_and_worst_become_a_row_for_dpo(tmp_path: Path) -> None:
     assert len(line["generator"]["pair"]["requests"]) == 3
 
 
-def test_without_a_difference_there_is_no_row(tmp_path: Path) -> None:
+def test_without_a_difference_no_row_is_written(tmp_path: Path) -> None:
     with chat_server(lambda body: body["messages"][-1]["content"]) as server:
         recipe = write(tmp_path, rows=4, columns=[NUMBER, QUESTION, PAIR], row=ROW)
         with pytest.raises(InvalidRequest, match="NO_PREFERENCE 4"):

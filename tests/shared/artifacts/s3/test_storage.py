@@ -249,7 +249,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
             target.sendall(data)
 
 
-def test_stream_goes_on_where_its_connection_broke(s3_server: S3Server, s3_settings: Settings, large: Path) -> None:
+def test_stream_continues_where_its_connection_broke(s3_server: S3Server, s3_settings: Settings, large: Path) -> None:
     sha256 = S3Storage(s3_settings).put_file(large)
     with cut_connections(s3_server.url, after=7 << 20) as (url, passed):
         through = S3Storage(s3_settings.model_copy(update={"s3_endpoint": url}))

@@ -208,7 +208,7 @@ def test_concurrent_renames_to_one_name_succeed_once(keys: Keys) -> None:
     assert sorted(at_once(4, rename)) == ["KEY_NAME_TAKEN"] * 3 + ["bot"]
 
 
-def test_last_use_never_goes_back_and_is_no_counted_change(keys: Keys, database: Database) -> None:
+def test_last_use_never_decreases_and_is_not_a_counted_change(keys: Keys, database: Database) -> None:
     (key, secret), (unused, _) = keys.create("bot"), keys.create("unused")
     late, early = datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)
     count = Changes(database).count()

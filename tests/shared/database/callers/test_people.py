@@ -42,7 +42,7 @@ def test_revoked_person_gets_another_key_at_the_next_sign_in(sign_ins: SignIns, 
     assert second.key_id != first.key_id
 
 
-def test_person_whose_key_has_expired_is_told_and_loses_former_rights(
+def test_person_whose_key_has_expired_gets_a_reason_and_loses_former_rights(
     sign_ins: SignIns, keys: Keys, clock: Clock
 ) -> None:
     made, _ = sign_ins.create_for_person(ALICE, CHALLENGE, "")

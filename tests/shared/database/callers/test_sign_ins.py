@@ -176,7 +176,7 @@ def test_ended_sign_ins_and_codes_are_deleted_by_later_ones(
             assert session.execute(text(f"SELECT count(*) FROM {table}")).scalar_one() == 1
 
 
-def test_last_use_never_goes_back_and_is_no_counted_change(
+def test_last_use_never_decreases_and_is_not_a_counted_change(
     sign_ins: SignIns, key_secret: str, database: Database, clock: Clock
 ) -> None:
     made, halves = signed_in(sign_ins, key_secret)

@@ -95,7 +95,7 @@ def test_history_is_paged(aliases: Aliases) -> None:
     assert [move.version for move in aliases.history("prod", before=5, limit=10)] == [4, 3, 2, 1]
 
 
-def test_repeated_set_is_no_move(aliases: Aliases, database: Database) -> None:
+def test_repeated_set_is_not_a_move(aliases: Aliases, database: Database) -> None:
     aliases.set("prod", SPLIT, ALICE, "once")
     before = snapshot(database)
     assert aliases.set("prod", SPLIT, ALICE, "again").version == 1

@@ -178,7 +178,7 @@ def test_base_has_no_checkpoints(names: ForeignNames) -> None:
 # -- others that use the same rows -----------------------------------------------------------------------------------
 
 
-def test_foreign_names_are_no_aliases(names: ForeignNames, database: Database) -> None:
+def test_foreign_names_are_not_aliases(names: ForeignNames, database: Database) -> None:
     names.set("gpt-4o", SUPPORT, ALICE, bases=BASES)
     aliases = Aliases(database)
     assert [alias.name for alias in aliases.all()] == ["support"]

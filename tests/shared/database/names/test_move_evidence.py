@@ -95,7 +95,7 @@ def test_aliases_are_listed_with_what_governs_their_moves(database: Database, na
 # -- what a move needs ---------------------------------------------------------------------------------------------
 
 
-def test_without_a_policy_nothing_is_asked(database: Database) -> None:
+def test_without_a_policy_no_evidence_is_required(database: Database) -> None:
     register(database, A)
     aliases = Aliases(database)
     aliases.set("prod", Routing.to(A), ALICE)
@@ -167,7 +167,7 @@ def test_the_newest_receipt_counts_and_not_the_best(aliases: Aliases, database: 
     assert code(aliases.set, "prod", Routing.to(B), ALICE) == "GATE_FAILED"
 
 
-def test_a_policy_that_was_changed_asks_for_a_receipt_of_its_own(aliases: Aliases, database: Database) -> None:
+def test_a_changed_policy_requires_a_receipt_of_its_own(aliases: Aliases, database: Database) -> None:
     receipt(database, B, A)
     govern(database, "alias:prod", STRICT.replace("{}", "{max_fraction: 0.1}"))
     assert code(aliases.set, "prod", Routing.to(B), ALICE) == "GATE_MISSING"
@@ -233,7 +233,7 @@ def test_a_jobs_own_alias_moves_on_the_receipt_that_the_job_stored(aliases: Alia
     assert job.result["alias"] == {"name": "prod", "moved": True}
 
 
-def test_deleting_and_making_an_alias_anew_is_no_way_round(aliases: Aliases, database: Database) -> None:
+def test_deleting_and_making_an_alias_again_is_no_way_round(aliases: Aliases, database: Database) -> None:
     receipt(database, B, None)  # better than the base, and never compared with the incumbent
     aliases.delete("prod", ALICE)
     assert code(aliases.set, "prod", Routing.to(B), ALICE) == "GATE_STALE"
@@ -291,7 +291,7 @@ def test_an_alias_under_the_same_policy_is_no_way_round_for_a_foreign_name(
     assert to_twin().stands_for.name == "twin"
 
 
-def test_a_foreign_name_does_not_leave_its_policy_by_steps_that_ask_for_nothing(
+def test_a_foreign_name_does_not_leave_its_policy_by_steps_that_require_nothing(
     aliases: Aliases, names: ForeignNames, database: Database
 ) -> None:
     """Each first step keeps the adapter that answers; the second would be free, were the policy left by the first."""
@@ -461,7 +461,7 @@ def test_a_trainer_may_let_a_policy_govern_where_none_does(database: Database) -
     assert (change.actor, change.reason, change.before, change.after.name) == ("tom", "from now on", None, "strict")
 
 
-def test_storing_a_policy_anew_governs_nothing_by_itself(aliases: Aliases, database: Database) -> None:
+def test_storing_a_policy_again_governs_nothing_by_itself(aliases: Aliases, database: Database) -> None:
     store(database, "strict", LAX, by=TRAINER)
     assert aliases.governing("prod").policy.policy.digest == digest_of(STRICT)
 

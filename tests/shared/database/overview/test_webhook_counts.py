@@ -37,7 +37,7 @@ def oldest(database: Database) -> float:
     return count_webhooks(database).oldest_seconds
 
 
-def test_without_webhooks_every_count_is_there(database: Database) -> None:
+def test_without_webhooks_every_count_is_zero(database: Database) -> None:
     assert count_webhooks(database) == WebhookCounts(NONE, {"enabled": 0, "disabled": 0, "failed": 0}, 0.0)
 
 

@@ -131,7 +131,7 @@ def test_event_and_end_of_the_job_are_one_transaction(
     assert endpoints.deliveries(endpoint.id) == []
 
 
-def test_an_endpoint_hears_of_its_tenants_jobs_and_of_what_it_asked_for(
+def test_an_endpoint_gets_its_tenants_jobs_and_its_own_event_types(
     database: Database, endpoints: Endpoints, jobs: Jobs
 ) -> None:
     foreign = Endpoints(database, "acme")

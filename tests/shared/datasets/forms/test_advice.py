@@ -88,7 +88,7 @@ def test_rows_of_another_form_are_named_with_their_number(tmp_path: Path) -> Non
         ("rows.jsonl", b'{"a\\u0007": "Hi", "b": "Hallo"}', "has rows with the keys `b`, …"),
     ],
 )
-def test_names_that_are_unknown_are_told_with_the_way_to_say_what_they_mean(
+def test_unknown_names_are_reported_with_the_option_that_defines_them(
     name: str, content: bytes, words: str, tmp_path: Path
 ) -> None:
     (path := tmp_path / name).write_bytes(content)

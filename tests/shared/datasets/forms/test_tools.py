@@ -105,7 +105,7 @@ def test_tool_that_no_client_can_send_is_refused_with_its_form(tool: dict[str, A
     assert words in report.errors[0].reason
 
 
-def test_required_of_an_older_draft_is_no_fault() -> None:
+def test_required_of_an_older_draft_is_not_a_fault() -> None:
     old = {"type": "object", "properties": {"city": {"type": "string", "required": True}}}
     assert read({"name": "f", "parameters": old})[0] is not None
 

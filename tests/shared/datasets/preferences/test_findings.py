@@ -43,7 +43,7 @@ def test_many_contradictions_refuse_the_file() -> None:
     refuse_contradictions(findings(plain_row(), opposite, *[plain_row(str(n)) for n in range(6)]).report(), "x")
 
 
-def test_preferring_what_is_longer_is_told() -> None:
+def test_preferring_what_is_longer_is_reported() -> None:
     longer = findings(*[plain_row(str(n), "A long answer.", "No.") for n in range(9)], plain_row()).report()
     assert any("sigmoid_norm" in warning for warning in warnings(longer))
     shorter = findings(*[plain_row(str(n), "No.", "A long answer.") for n in range(9)]).report()
@@ -62,7 +62,7 @@ def test_answers_of_one_label_are_refused(good: int, bad: int, advice: str) -> N
 @pytest.mark.parametrize(
     ("weights", "is_reported"), [((1, 1), True), ((1, 4), False), ((1, 3), False), ((1, 2.9), True), ((1, 5), True)]
 )
-def test_weights_that_drown_one_kind_are_told(weights: tuple[float, float], is_reported: bool) -> None:
+def test_weights_that_drown_one_kind_are_reported(weights: tuple[float, float], is_reported: bool) -> None:
     section = PreferenceSection(desirable_weight=weights[0], undesirable_weight=weights[1])
     assert bool(rated_warnings(RatedReport(good=40, bad=10), section)) is is_reported
     assert rated_warnings(RatedReport(good=40, bad=10), PreferenceSection(desirable_weight=weights[0])) == []

@@ -118,7 +118,7 @@ def test_difficulty_is_five_where_the_row_has_none(preparing):
     assert rows.difficulties.tolist() == [9, 5] == [row.difficulty for row in rows]
 
 
-def test_filtered_rows_are_not_there_and_not_skipped(preparing):
+def test_filtered_rows_are_neither_prepared_nor_skipped(preparing):
     rows = preparing([pair("a", "b", rating=1), pair("c", "d", rating=5)], data={"min_rating": 3})
     assert [row.line for row in rows] == [2]
     assert sum(rows.report.skipped.values()) == 0

@@ -147,7 +147,7 @@ def test_gradients_are_laid_out_like_their_parameters():
     assert all(one.grad.is_contiguous() for one in lora)
 
 
-def test_no_tokens_are_no_error():
+def test_no_tokens_are_not_an_error():
     frozen, scales, lora = make(5, [Shape(4, 2), Shape(3, None)])
     x = torch.zeros(1, 0, 5, dtype=torch.float64, requires_grad=True)
     outputs = SharedInput.apply(x, frozen, scales, *lora)

@@ -116,7 +116,7 @@ def test_llama_is_adapted_too(tiny_llama):
     assert len(trainable(model)) == 4 * 7 * 2
 
 
-def test_pad_token_is_the_end_token_when_there_is_none(tiny_base, tmp_path):
+def test_pad_token_is_the_end_token_by_default(tiny_base, tmp_path):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_base)

@@ -293,7 +293,7 @@ def test_adapter_added_later_is_heard(tuned):
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("cache", [False, True])
-def test_evaluation_gives_pefts_logits_and_training_goes_on(tuned, mode, cache):
+def test_evaluation_gives_pefts_logits_and_training_continues(tuned, mode, cache):
     theirs = tuned()
     ours, _ = twin(theirs, cache)
     with mode():

@@ -372,7 +372,7 @@ def encoded_pairs(run: Any, base: Path) -> list[list[tuple[torch.Tensor, int]]]:
     return pairs
 
 
-def test_both_answers_becoming_unlikely_is_told_once() -> None:
+def test_both_answers_becoming_unlikely_is_reported_once() -> None:
     from shared.contract.sections import PreferenceSection
     from worker.training.preference.compared import LIKELIHOOD_FALLS
     from worker.training.preference.dpo import DirectPreference

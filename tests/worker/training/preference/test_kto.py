@@ -87,7 +87,7 @@ def test_first_loss_is_that_of_an_untrained_adapter_and_then_it_learns(whole: Pa
     assert both[-1]["reward_margin"] == both[-1]["rewards_chosen"] - both[-1]["rewards_rejected"] > 0
 
 
-def test_a_step_tells_only_of_the_answers_that_it_has(tiny: Any, tmp_path: Path) -> None:
+def test_a_step_reports_only_the_answers_that_it_has(tiny: Any, tmp_path: Path) -> None:
     run = plan(tiny, tmp_path, exec=EXEC | {"epochs": 1, "batch_size": 1})
     for step in told(tiny.train(run, tmp_path / "run"), "step"):
         assert {"preference_loss", "kl", "reward_accuracy"} <= step.keys()
@@ -193,7 +193,7 @@ def test_the_loss_waits_for_nothing_on_the_device(monkeypatch: pytest.MonkeyPatc
     assert method.loss(None, batch, meta).loss.shape == ()  # type: ignore[arg-type]
 
 
-def test_unlikely_answers_are_told_with_the_method() -> None:
+def test_unlikely_answers_are_reported_with_the_method() -> None:
     falling = {"rewards_chosen": -1.0, "rewards_rejected": -2.0, "logps_chosen": -30.0, "logps_rejected": -40.0}
     method = KahnemanTversky(PreferenceSection.model_validate({"loss": "kto"}))
     warnings = [found for _ in range(30) if (found := method.warning(falling))]

@@ -150,7 +150,7 @@ def test_models_that_wrote_rows_are_named_with_their_terms(facts):
     assert "large-2 (https://x.example): permits_training" in shown.split("Answers of models.")[1]
 
 
-def test_interruptions_are_told_with_what_they_mean(facts):
+def test_interruptions_are_reported_with_what_they_mean(facts):
     assert "The run was not interrupted." in model_card(facts, PACKAGES)
     for reasons, meaning in (([], "its bytes equal those of"), (["threads"], "its state was restored completely")):
         progress = Progress(4, 1200, METRICS, resumed_from=[2, 3], inexact_reasons=reasons)
@@ -215,7 +215,7 @@ def test_any_lineage_keeps_the_front_matter_whole(facts):
 # -- escaping ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_people_name_is_no_markup(facts):
+def test_what_people_name_is_not_markup(facts):
     evil = with_provenance(
         facts, base_family=EVIL, upstream_model_id=EVIL, license_class=EVIL, attribution_required=True
     )

@@ -244,7 +244,7 @@ def test_a_validation_files_skips_are_its_own(written):
     assert stats["validation"]["skip_rate"] == 0.5
 
 
-def test_what_the_engine_decided_and_ran_on_is_told(written):
+def test_the_engines_decisions_and_device_are_reported(written):
     _, manifest, _ = written(
         engine={"layout": "packed", "token_budget": 4096}, device="cuda", device_name="NVIDIA H200"
     )
@@ -252,7 +252,7 @@ def test_what_the_engine_decided_and_ran_on_is_told(written):
     assert manifest["device_profile"] == "NVIDIA H200"
 
 
-def test_a_target_list_is_no_complete_stack(facts, written):
+def test_a_target_list_is_not_a_complete_stack(facts, written):
     some = [name for name in facts.manifest.layer_order if name.startswith("l2.")]
     keys = {name: facts.manifest.base_key_map[name] for name in some}
     manifest = facts.manifest.model_copy(update={"layer_order": some, "base_key_map": keys})

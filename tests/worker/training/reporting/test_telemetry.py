@@ -152,7 +152,7 @@ def test_tokens_that_are_computed_once_for_two_answers_count_once_in_mfu(tmp_pat
     assert step["mfu"] == pytest.approx(24 * 4 * 1000 / step["step_seconds"] / 1e9)
 
 
-def test_attended_keys_of_equal_rows_are_exact_without_being_told():
+def test_attended_keys_of_equal_rows_are_exact_without_a_count():
     assert report(1, tokens=32, rows=4).keys == 4 * (8 * 9 / 2)
     assert report(1, tokens=32, rows=1).keys == 32 * 33 / 2
     assert report(1, attended_keys=5).keys == 5
@@ -170,7 +170,7 @@ def test_values_that_are_not_finite_are_null(tmp_path, open_telemetry, value):
     assert telemetry.rows == []
 
 
-def test_the_smoothed_loss_goes_on_after_a_resume(tmp_path, open_telemetry):
+def test_the_smoothed_loss_continues_after_a_resume(tmp_path, open_telemetry):
     (tmp_path / "whole").mkdir()
     (tmp_path / "resumed").mkdir()
     whole = open_telemetry(tmp_path / "whole", 10, [])
@@ -237,7 +237,7 @@ def test_an_epochs_mean_is_of_its_own_steps_whoever_did_them(tmp_path, open_tele
     ) * 3
 
 
-def test_a_phase_is_told_as_an_identifier(tmp_path, open_telemetry):
+def test_a_phase_is_reported_as_an_identifier(tmp_path, open_telemetry):
     telemetry = open_telemetry(tmp_path, 4, [])
     telemetry.epoch_complete(0, steps=0, step=4, score=None, val_steps=0, checkpoint=None, phase="easy rows")
     assert payload(tmp_path)["phase"] == "easy-rows"
@@ -297,7 +297,7 @@ class Notebook:
         return days
 
 
-def test_trackers_get_scalars_and_their_failures_are_told_once(tmp_path):
+def test_trackers_get_scalars_and_their_failures_are_reported_once(tmp_path):
     trackers = Notebook()
     with Telemetry(tmp_path, 10, [], trackers=trackers) as telemetry:
         telemetry.step(report(1, norm=float("nan")))
@@ -370,7 +370,7 @@ def texts(run):
     return {text for row in rows for field, text in strings(row) if field in ("prompt", "response", "content")}
 
 
-def test_a_real_run_tells_every_event_and_no_text_of_its_data(finished):
+def test_a_real_run_reports_every_event_and_no_text_of_its_data(finished):
     lines = events(finished.run_dir)
     assert {line["event"] for line in lines} == {
         "train_start",

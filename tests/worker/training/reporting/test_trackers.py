@@ -87,7 +87,7 @@ def test_crc32c_of_the_standards_example():
 
 
 @pytest.mark.torch  # tensorboardX loads it where it is installed
-def test_tensorboard_files_hold_what_was_told(plan, tmp_path):
+def test_tensorboard_files_hold_what_was_reported(plan, tmp_path):
     from tensorboardX.proto.event_pb2 import Event
 
     assert follow([TrackerName.TENSORBOARD], plan, tmp_path) == []
@@ -125,7 +125,7 @@ def mlflow_home(mlflow_store, request, tmp_path, monkeypatch):
 
 
 @pytest.mark.network
-def test_mlflow_holds_what_was_told_and_a_resume_goes_on_with_the_run(plan, tmp_path, mlflow_home):
+def test_mlflow_holds_what_was_reported_and_a_resume_continues_with_the_run(plan, tmp_path, mlflow_home):
     from mlflow import MlflowClient
 
     assert follow([TrackerName.MLFLOW], plan, tmp_path, status=TrackedStatus.STOPPED) == []
@@ -189,7 +189,7 @@ def test_a_tracker_without_its_address_is_dropped(name, plan, tmp_path, monkeypa
 
 
 @pytest.mark.torch  # as above
-def test_a_tracker_that_is_not_installed_is_dropped_and_the_others_go_on(plan, tmp_path, monkeypatch):
+def test_a_tracker_that_is_not_installed_is_dropped_and_the_others_continue(plan, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///nowhere.db")
     monkeypatch.setitem(sys.modules, "mlflow", None)
     assert follow([TrackerName.MLFLOW, TrackerName.TENSORBOARD], plan, tmp_path) == [("mlflow", "ModuleNotFoundError")]

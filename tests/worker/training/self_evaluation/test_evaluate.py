@@ -113,7 +113,7 @@ def test_held_out_rows_are_those_that_were_not_trained_on(held_out):
     assert len({sample.line for sample in found.sample_answers}) == 2
 
 
-def test_held_out_rows_that_are_trained_on_too_are_told_with_the_numbers(tiny, tmp_path):
+def test_held_out_rows_that_are_trained_on_too_are_reported_with_the_numbers(tiny, tmp_path):
     run = tiny.plan_run(tmp_path, [ROWS[0]] * 6, exec={"epochs": 1}, data={"validation_split_ratio": 0.34})
     run_dir = tiny.train(run, tmp_path / "run")
     found = evaluation_of(run_dir)
