@@ -45,7 +45,7 @@ def claimed(output: Path, *, is_folder: bool) -> Iterator[None]:
             place.parent.mkdir(parents=True, exist_ok=True)
             if place.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "", str(output))
-        # In the folder, since its parent may be another one for another user or container.
+        # In the folder, because other users and containers may see a different parent.
         lock_path = place / LOCK_SUFFIX if is_folder else place.with_name(f".{place.name}{LOCK_SUFFIX}")
         lock = _lock(lock_path)
     if lock is None:

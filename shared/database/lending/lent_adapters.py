@@ -29,8 +29,7 @@ def lend(session: Session, row: AdapterRow, project: TenantName, now: datetime) 
 
 
 def take_back(session: Session, project: TenantName, adapter_id: str, now: datetime) -> None:
-    """Delete a tenant's record of a lent adapter; does nothing if the tenant trained it itself or has deleted the
-    record.
+    """Delete a tenant's record of a lent adapter, unless the tenant trained it itself or has deleted the record.
 
     Raises:
         Conflict: ``MODEL_IN_USE``: aliases or unfinished jobs that see the record need the adapter.
