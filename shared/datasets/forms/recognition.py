@@ -240,9 +240,14 @@ def _form_of_turns(row: Row) -> RowForm | None:
     own = all(isinstance(role, str) and role in OWN_ROLES for role in roles)
     if own and name in ("messages", "turns"):
         return (name == "messages" and _form_of_blocks(turns)) or RowForm.MESSAGES
-    speakers = [speaker_of(turn) for turn in turns]
-    is_known = any(isinstance(speaker, str) and speaker.lower() in ROLES for speaker in speakers)
-    return RowForm.SHAREGPT if is_known else None
+    speakers = [speaker for turn in turns if isinstance(speaker := speaker_of(turn), str)]
+    if name == "messages" and all(
+        isinstance(role, str) and (role in OWN_ROLES or role.lower() not in ROLES) for role in roles
+    ):
+        return (
+            RowForm.MESSAGES if OWN_ROLES.intersection(speakers) else None
+        )  # a role that no program gives is a mistake
+    return RowForm.SHAREGPT if any(speaker.lower() in ROLES for speaker in speakers) else None
 
 
 def _form_of_blocks(turns: Iterable[Row]) -> RowForm | None:

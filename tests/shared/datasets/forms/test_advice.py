@@ -122,6 +122,17 @@ def test_few_rows_of_another_form_are_named_in_their_lines_alone(tmp_path: Path)
     assert "the question and answer form" in report.errors[-1].reason
 
 
+@pytest.mark.parametrize(("role", "form"), [("manager", ""), ("usr", ""), ("human", "ShareGPT")])
+def test_role_that_no_program_gives_is_a_mistake_and_no_form(role: str, form: str, tmp_path: Path) -> None:
+    """A conversion would leave such rows out."""
+    turns = [{"role": role, "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"messages": turns}) + "\n")
+    report = inspect_file(path).training
+    assert report.errors[0].code == "ROW_ROLE_UNKNOWN"
+    assert ("ShareGPT" in report.errors[0].reason, report.advice is not None) == (bool(form), bool(form))
+
+
 def test_row_inside_of_a_row_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"id": {"a": 1}, "data": ROW}))
