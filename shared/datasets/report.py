@@ -191,6 +191,11 @@ def inspect_file(
     )
 
 
+def in_mode(report: DataReport, mode: DataMode) -> DataReport:
+    """Return a lenient report on one file as a job of another mode would make it: a strict one skips no bad line."""
+    return report.model_copy(update={"mode": mode, "notes": [*report.warnings, *_notes(report.training, mode)]})
+
+
 def refusal(
     report: DataReport, filters: RowFilter = EVERYTHING, training: str = "data.train_file"
 ) -> DatasetInvalid | None:

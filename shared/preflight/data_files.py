@@ -28,7 +28,7 @@ from shared.datasets.preferences.findings import (
     refuse_one_label,
 )
 from shared.datasets.reader import Hasher, count_lines
-from shared.datasets.report import Observer, inspect_file, part_warnings, refusal
+from shared.datasets.report import Observer, in_mode, inspect_file, part_warnings, refusal
 from shared.datasets.report_types import DataReport, FileReport, RatedReport
 from shared.datasets.row_weights import row_weight, stored_weight
 from shared.datasets.rows import Record, as_row
@@ -211,7 +211,8 @@ def report_on_file(
         method=contract.method.type,
     )
     supervision = passes.report("train", report.training) if passes else None
-    error: MensError | None = refusal(report.model_copy(update={"mode": contract.data.mode}), filters)
+    report = in_mode(report, contract.data.mode)
+    error: MensError | None = refusal(report, filters)
     try:
         refuse_contradictions(report.training.preferences, "data.train_file")
         refuse_one_label(report.training.rated, "data.train_file")

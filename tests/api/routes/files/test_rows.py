@@ -116,6 +116,7 @@ def test_report_is_what_the_check_finds_and_what_a_job_would_say(client: TestCli
     assert told["supervision"]["rows"] == 8
     assert 0 < told["supervision"]["supervised_tokens"] < told["supervision"]["tokens"]
     assert told["refusal"]["code"] == "DATASET_LINE_INVALID"
+    assert told["notes"] == ["Rows that repeat an earlier row exactly, and count twice: 1."]  # a refused job skips none
     assert report(client, upload(client, *GOOD), base_model=BASE)["refusal"] is None
     alone = report(client, file_id)
     assert (alone["supervision"], alone["seq_len"], alone["data"]) == (None, None, told["data"])
