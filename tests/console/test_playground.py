@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from playwright.sync_api import expect
 
-from tests.console.browser import Visitor
+from tests.console.browser import PHONE, Visitor
 from tests.system.loop import ANSWER, BASE, QUESTION, Installation
 
 if TYPE_CHECKING:
@@ -44,6 +44,50 @@ def test_both_models_answer_and_the_adapter_is_named(
         "verdict": "left",
     }
     assert ANSWER in row["item"]["left"]
+
+
+def test_answer_keeps_the_name_of_the_model_that_gave_it(
+    visitor: Visitor, state: StorageState, tuned: dict[str, Any]
+) -> None:
+    """Also in the rows that are saved, with the system message; the copied request is the one that was made."""
+
+    def answer(route: Route) -> None:
+        body = 'data: {"choices": [{"delta": {"content": "Paid."}}]}\n\ndata: [DONE]\n\n'
+        route.fulfill(content_type="text/event-stream", body=body)
+
+    with visitor.visit(state, hash_=f"#/playground?left=invoices&right={BASE}") as (page, _):
+        page.route("**/v1/chat/completions", answer)
+        page.get_by_label("system message").fill("One word, it's short.")
+        page.get_by_label("Your question").fill("Is 4711 paid?")
+        page.get_by_role("button", name="Send both").click()
+        left = page.get_by_role("article", name="Answer of the left model")
+        left.get_by_text("Paid.").wait_for()
+        expect(page.get_by_text("Each model is sent its chat so far too")).to_be_visible()
+        page.get_by_label("Left model", exact=True).select_option(BASE)
+        expect(left.get_by_text("invoices", exact=True)).to_be_visible()
+        page.get_by_role("button", name="left is better").click()
+        row = page.get_by_label("Rows", exact=True)
+        expect(row).to_contain_text('"left_model":"invoices"')
+        expect(row).to_contain_text('"system":"One word, it\'s short."')
+        page.get_by_role("button", name="Copy as…").click()
+        copied = page.get_by_role("dialog", name="Copy as")
+        for language in ("mens", "curl", "Python"):
+            text = copied.get_by_label(language, exact=True)
+            expect(text).to_contain_text("Is 4711 paid?")
+            expect(text).to_contain_text("One word, it")
+        copied.get_by_role("button", name="Close").click()
+        page.get_by_role("button", name="Save as a file for evals").click()
+        page.get_by_role("status").get_by_role("link").click()
+        expect(page.get_by_role("heading", name="playground-")).to_be_visible()
+
+
+def test_system_message_is_wide_enough_on_a_phone(visitor: Visitor, state: StorageState) -> None:
+    with visitor.visit(state, size=PHONE, hash_="#/playground") as (page, _):
+        field = page.get_by_label("system message")
+        field.wait_for()
+        box = field.bounding_box()
+        assert box
+        assert box["width"] > PHONE[0] / 2
 
 
 def test_refusal_of_one_model_leaves_the_other(visitor: Visitor, state: StorageState, tuned: dict[str, Any]) -> None:

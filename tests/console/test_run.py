@@ -63,6 +63,80 @@ def test_answers_stand_next_to_the_base_and_the_reference(
             first.get_by_text(text.strip(), exact=True).first.wait_for()
 
 
+def test_sample_goes_to_the_playground_with_its_system_message(
+    visitor: Visitor, state: StorageState, tuned: dict[str, Any]
+) -> None:
+    """Without it a model that was tuned with one answers as if it had learnt nothing. The address has neither."""
+    evaluation = tuned["result"]["self_evaluation"]
+    sample = evaluation["sample_answers"][0] | {"system": "Answer in one word.", "prompt": "When is <b>it</b> due?"}
+    result = tuned["result"] | {"self_evaluation": evaluation | {"sample_answers": [sample]}}
+
+    def job(route: Route) -> None:
+        route.fulfill(content_type="application/json", body=json.dumps(tuned | {"result": result}))
+
+    with visitor.visit(state, hash_="#/playground") as (page, _):
+        page.get_by_role("heading", name="Playground").wait_for()
+        page.route(f"**/v1/jobs/{tuned['id']}", job)
+        for way in ("Ask it beside its base", "Ask both again"):
+            page.evaluate(f"location.hash = '#/runs/{tuned['id']}{'?tab=samples' if 'again' in way else ''}'")
+            page.get_by_role("link", name=way).click()
+            expect(page.get_by_label("Your question")).to_have_value(sample["prompt"])
+            expect(page.get_by_label("system message")).to_have_value(sample["system"])
+            expect(page.get_by_label("Left model", exact=True)).to_have_value(tuned["result"]["adapter_id"])
+            assert "due" not in page.url
+        page.get_by_role("navigation", name="Screens").get_by_role("link", name="Jobs").click()
+        page.get_by_role("navigation", name="Screens").get_by_role("link", name="Playground").click()
+        expect(page.get_by_label("Your question")).to_have_value("")  # it was handed over once
+
+
+def test_rows_of_an_epoch_are_those_that_are_trained_on(
+    visitor: Visitor, state: StorageState, tuned: dict[str, Any]
+) -> None:
+    plan = tuned["plan"]
+    assert plan["validation_rows"]
+    rows = plan["train"]["rows"] - plan["validation_rows"]
+    with visitor.visit(state, hash_=f"#/runs/{tuned['id']}") as (page, _):
+        expect(page.get_by_label("Facts")).to_contain_text(f"epochs of {rows} rows")
+
+
+@pytest.mark.parametrize(("stage", "is_known"), [("training", True), ("publishing", False)])
+def test_time_left_is_of_the_training_alone(
+    visitor: Visitor, state: StorageState, tuned: dict[str, Any], stage: str, is_known: bool
+) -> None:
+    progress = {"step": 9, "total_steps": 10, "eta_seconds": 42.0}
+    running = tuned | {"state": "running", "stage": stage, "progress": progress, "finished_at": None, "result": None}
+
+    def job(route: Route) -> None:
+        route.fulfill(content_type="application/json", body=json.dumps(running))
+
+    with visitor.visit(state, hash_="#/playground") as (page, _):
+        page.get_by_role("heading", name="Playground").wait_for()
+        page.route(f"**/v1/jobs/{tuned['id']}", job)
+        page.evaluate(f"location.hash = '#/runs/{tuned['id']}'")
+        page.get_by_text("9 / 10").wait_for()
+        expect(page.get_by_text("about 42 s left")).to_have_count(int(is_known))
+
+
+def test_waiting_run_says_when_it_starts_and_how_it_is_cancelled(
+    visitor: Visitor, state: StorageState, tuned: dict[str, Any]
+) -> None:
+    queue = {"position": 2, "estimated_start": "2026-12-01T10:15:00Z", "explanation": "Another job is before it."}
+    waiting = tuned | {"state": "queued", "queue": queue, "started_at": None, "finished_at": None, "result": None}
+
+    def job(route: Route) -> None:
+        route.fulfill(content_type="application/json", body=json.dumps(waiting))
+
+    with visitor.visit(state, hash_="#/playground") as (page, _):
+        page.get_by_role("heading", name="Playground").wait_for()
+        page.route(f"**/v1/jobs/{tuned['id']}", job)
+        page.evaluate(f"location.hash = '#/runs/{tuned['id']}'")
+        expect(page.get_by_text("Place 2 in the queue, starts about ")).to_be_visible()
+        page.get_by_role("button", name="Cancel").click()
+        dialog = page.get_by_role("dialog", name="Confirm")
+        expect(dialog).to_contain_text("The run leaves the queue")
+        expect(dialog.get_by_role("button", name="Cancel the run")).to_be_visible()
+
+
 def test_plan_says_who_decided_each_value(visitor: Visitor, state: StorageState, tuned: dict[str, Any]) -> None:
     with visitor.visit(state, hash_=f"#/runs/{tuned['id']}?tab=plan") as (page, _):
         row = page.get_by_role("row", name="exec.learning_rate")

@@ -1,10 +1,11 @@
 /** Two models, one question: answers side by side, with time, tokens and the adapter that answered. The chat stays in this page. */
 import { useEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js";
-import { address, change } from "../lib/address.js";
+import { address, change, to } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
+import { takeCarried } from "../lib/carried.js";
 import { ApiError, call, missingRole, succeed } from "../lib/client.js";
 import { content, counted, model as nameOf, plain, short, whole } from "../lib/format.js";
-import { CopyAs, openaiClient, quoted } from "../parts/copy_as.js";
+import { CopyAs, asCurl, openaiClient, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { Failure, Loading } from "../parts/state.js";
 
@@ -17,7 +18,8 @@ const READING = 10;
 
 /**
  * @typedef {{text: string, error?: any, adapter?: string | null, first?: number, seconds?: number, tokens?: number, isOver: boolean}} Reply
- * @typedef {{prompt: string, left: Reply, right: Reply, verdict?: string}} Turn
+ * @typedef {{prompt: string, system: string, models: {left: string, right: string}, left: Reply, right: Reply, verdict?: string}} Turn
+ *   `models`: those that were asked, whatever is chosen by now
  */
 
 export function Playground() {
@@ -29,8 +31,9 @@ export function Playground() {
     right: query.get("right") || models.find((/** @type {any} */ one) => one.mens.kind === "base")?.id || "",
   };
   const parameters = { temperature: numberOf(query.get("temperature"), 0), max_tokens: numberOf(query.get("max"), 256), seed: numberOf(query.get("seed"), 7) };
-  const [system, setSystem] = useState("");
-  const [prompt, setPrompt] = useState("");
+  const [carried] = useState(takeCarried);
+  const [system, setSystem] = useState(carried?.system || "");
+  const [prompt, setPrompt] = useState(carried?.prompt || "");
   const [turns, setTurns] = useState(/** @type {Turn[]} */ ([]));
   const [isCompared, setCompared] = useState(true);
   const running = useRef(/** @type {Record<string, AbortController>} */ ({}));
@@ -40,7 +43,7 @@ export function Playground() {
   const send = () => {
     if (!prompt.trim() || isBusy) return;
     const index = turns.length;
-    const turn = { prompt, left: { text: "", isOver: false }, right: { text: "", isOver: false } };
+    const turn = { prompt, system, models: { ...chosen }, left: { text: "", isOver: false }, right: { text: "", isOver: false } };
     setTurns([...turns, turn]);
     setPrompt("");
     for (const side of SIDES) {
@@ -63,7 +66,7 @@ export function Playground() {
   const judged = turns.filter((turn) => turn.verdict);
   return html`<div class="head"><h1>Playground</h1>
       ${turns.length > 0 && html`<button type="button" disabled=${isBusy} onClick=${() => setTurns([])}>New chat</button>`}
-      ${h(CopyAs, copies(chosen.left, parameters))}</div>
+      ${h(CopyAs, copies(chosen.left, parameters, system, prompt || turns[turns.length - 1]?.prompt || "…"))}</div>
     <div class="stack">
     <section class="card" aria-label="Models and parameters">
       <div class="play-top">${SIDES.map((side) => h(Choice, { key: side, side, models, chosen: chosen[side] }))}</div>
@@ -74,15 +77,15 @@ export function Playground() {
         <label class="grow">system message <input type="text" class="long" value=${system} placeholder="none" onInput=${(/** @type {any} */ event) => setSystem(event.target.value)} /></label>
       </div></section>
     ${turns.map((turn, index) => html`<section key=${index} class="turn" aria-label="Question ${index + 1}"><p class="you text">${content(turn.prompt)}</p>
-      <div class="answers-two">${SIDES.map((side) => h(Reply, { key: side, side, reply: turn[side], name: chosen[side], other: isCompared && turn.left.isOver && turn.right.isOver ? turn[side === "left" ? "right" : "left"].text : null,
+      <div class="answers-two">${SIDES.map((side) => h(Reply, { key: side, side, reply: turn[side], name: turn.models[side], other: isCompared && turn.left.isOver && turn.right.isOver ? turn[side === "left" ? "right" : "left"].text : null,
         stop: () => running.current[side]?.abort() }))}</div>
       ${turn.left.isOver && turn.right.isOver && html`<div class="verdict" role="group" aria-label="Verdict">${Object.entries(VERDICTS).map(([verdict, words]) => html`<button key=${verdict} type="button" class="small" aria-pressed=${String(turn.verdict === verdict)}
         onClick=${() => setTurns((old) => old.map((one, place) => (place === index ? { ...one, verdict: one.verdict === verdict ? undefined : verdict } : one)))}>${words}</button>`)}
         <span class="switches"><label><input type="checkbox" checked=${isCompared} onChange=${() => setCompared(!isCompared)} /> mark differences</label></span></div>`}</section>`)}
-    ${judged.length > 0 && h(SaveRows, { judged, chosen })}
+    ${judged.length > 0 && h(SaveRows, { judged })}
     <div class="ask"><label class="hidden" for="prompt">Your question</label>
       <textarea id="prompt" rows="3" placeholder="Ask both models…" value=${prompt} onKeyDown=${keys} onInput=${(/** @type {any} */ event) => setPrompt(event.target.value)}></textarea>
-      <div class="row"><span class="faint">The chat stays in this page; the address has the models and parameters only.</span>
+      <div class="row"><span class="faint">${turns.length ? "Each model is sent its chat so far too; New chat begins without it." : "The chat stays in this page; the address has the models and parameters only."}</span>
       <button type="button" class="primary" disabled=${isBusy || !prompt.trim() || !chosen.left || !chosen.right} onClick=${send}>Send both <kbd class="on">Ctrl Enter</kbd></button></div></div>
     </div>`;
 }
@@ -213,11 +216,11 @@ async function ask(body, abort, show) {
   show({ ...facts, text, seconds: since(), isOver: true });
 }
 
-/** Verdicts become rows of a new file for evals, which is shown before it is saved. @param {{judged: Turn[], chosen: {left: string, right: string}}} props */
-function SaveRows({ judged, chosen }) {
+/** Verdicts become rows of a new file for evals, which is shown before it is saved. @param {{judged: Turn[]}} props */
+function SaveRows({ judged }) {
   const [saved, setSaved] = useState(/** @type {any} */ (null));
   const [error, setError] = useState(/** @type {any} */ (null));
-  const rows = judged.map((turn) => JSON.stringify({ item: { prompt: turn.prompt, left_model: chosen.left, left: turn.left.text, right_model: chosen.right, right: turn.right.text, verdict: turn.verdict } })).join("\n");
+  const rows = judged.map((turn) => JSON.stringify({ item: { ...(turn.system && { system: turn.system }), prompt: turn.prompt, left_model: turn.models.left, left: turn.left.text, right_model: turn.models.right, right: turn.right.text, verdict: turn.verdict } })).join("\n");
   const [isBusy, setBusy] = useState(false);
   const missing = missingRole("trainer");
   const save = async () => {
@@ -239,19 +242,22 @@ function SaveRows({ judged, chosen }) {
   return html`<section class="card" aria-label="Rows of an eval"><header><h2>${whole(judged.length)} judged</h2>
     <button type="button" disabled=${!!missing || isBusy} title=${missing} onClick=${() => void save()}>Save as a file for evals</button></header>
     <details><summary>The rows</summary><pre tabindex="0" aria-label="Rows">${content(rows)}</pre></details>
-    ${saved && html`<p role="status">Saved as <code>${plain(saved.id)}</code>.</p>`}${error && h(Failure, { error, what: "Not saved" })}${missing && html`<p class="faint">Saving ${missing}.</p>`}</section>`;
+    ${saved && html`<p role="status">Saved as <a href=${to(["files", saved.id])}>${plain(saved.filename)}</a> (<code>${plain(saved.id)}</code>): under Data, with the purpose evals.</p>`}${error && h(Failure, { error, what: "Not saved" })}${missing && html`<p class="faint">Saving ${missing}.</p>`}</section>`;
 }
 
 /**
+ * The request to the left model, with the question that is written or was asked last.
  * @param {string} name
  * @param {{temperature: number, max_tokens: number, seed: number}} parameters
+ * @param {string} system
+ * @param {string} prompt
  */
-function copies(name, parameters) {
-  const body = { model: name, messages: [{ role: "user", content: "…" }], ...parameters };
+function copies(name, parameters, system, prompt) {
+  const messages = [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: prompt }];
   const written = Object.entries(parameters).map(([key, value]) => `${key}=${value}`).join(", ");
   return {
-    curl: `curl ${location.origin}/v1/chat/completions -H "Authorization: Bearer $MENS_API_KEY" -H "Content-Type: application/json" \\\n  -d ${quoted(JSON.stringify(body))}`,
-    python: `${openaiClient()}\nanswer = client.chat.completions.create(model=${JSON.stringify(name)}, messages=[{"role": "user", "content": "…"}], ${written})\nprint(answer.choices[0].message.content)`,
-    mens: `mens chat ${quoted(name)} "…"`,
+    curl: asCurl("/v1/chat/completions", { json: { model: name, messages, ...parameters } }),
+    python: `${openaiClient()}\nmessages = ${JSON.stringify(messages, null, 2)}\nanswer = client.chat.completions.create(model=${JSON.stringify(name)}, messages=messages, ${written})\nprint(answer.choices[0].message.content)`,
+    mens: ["mens chat", quoted(name), quoted(prompt), ...(system ? ["--system", quoted(system)] : [])].join(" "),
   };
 }

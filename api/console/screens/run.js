@@ -1,9 +1,10 @@
 /** One run, the page that is sent to a colleague: curves, answers beside the base's, plan, proofs, events, and why it failed. */
 import { useEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js";
 import { change, to } from "../lib/address.js";
+import { carry } from "../lib/carried.js";
 import { eventsOf, load, useObject } from "../lib/cache.js";
 import { ApiError, call, missingRole } from "../lib/client.js";
-import { ago, between, clock, content, counted, duration, exact, loss, model, percent, plain, preferredAnswers, short, size, tail, whole } from "../lib/format.js";
+import { ago, between, clock, content, counted, duration, exact, loss, minute, model, percent, plain, preferredAnswers, short, size, tail, whole } from "../lib/format.js";
 import { jobPath, metricsPath, shownSteps } from "../lib/first_calls.js";
 import { paced } from "../lib/pace.js";
 import { onChanges } from "../lib/stream.js";
@@ -41,7 +42,7 @@ export function Run({ parts, query }) {
       ${job.kind === "finetune" && html`<a class="button" href=${to(["new"], { from: job.id })}>Again, with changes</a>
         <a class="button" href=${to(["jobs"], { chosen: job.id })}>Compare</a>`}${h(CopyAs, copies(job))}</div>
     <div class="run-head">${h(Badge, { state: job.state, stage: job.stage })}
-      ${job.state === "running" && job.progress?.eta_seconds ? html`<span>about ${duration(job.progress.eta_seconds)} left</span>` : ""}
+      ${job.state === "running" && job.stage === "training" && job.progress?.eta_seconds ? html`<span>about ${duration(job.progress.eta_seconds)} left</span>` : ""}
       <span>${plain(job.base_model)}</span>
       ${job.contract?.artifact?.alias && html`<span>alias <b>${plain(job.contract.artifact.alias)}</b></span>`}
       ${job.kind === "evaluate" && job.plan?.eval_id && html`<a href=${to(["evals", job.plan.eval_id, job.id])}>its items</a>`}
@@ -51,7 +52,7 @@ export function Run({ parts, query }) {
       <span><code title=${plain(job.id)}>${tail(job.id)}</code> ${h(CopyButton, { text: job.id, name: "Copy id" })}</span></div>
     ${h(Stale, { at, failures })}
     ${job.state === "failed" && h(Reason, { job, path })}
-    ${job.queue && html`<p class="notice">Place ${whole(job.queue.position)} in the queue. ${plain(job.queue.explanation, 500)}</p>`}
+    ${job.queue && html`<p class="notice">Place ${whole(job.queue.position)} in the queue${job.queue.estimated_start ? `, starts about ${minute(job.queue.estimated_start)}` : ""}. ${plain(job.queue.explanation, 500)}</p>`}
     <nav class="tabs" aria-label="Parts of the run">${tabs.map(([tab, title]) => html`<a key=${tab} href=${to(["runs", id], { tab })} aria-current=${open === tab ? "page" : undefined}>${title}</a>`)}</nav>
     ${open === "samples" ? h(Samples, { job })
       : open === "plan" ? h(Plan, { job, path })
@@ -111,10 +112,11 @@ function Actions({ job, reload }) {
   const missing = missingRole("trainer");
   const verbs = { queued: ["pause", "cancel"], running: ["pause", "cancel"], paused: ["resume", "cancel"] }[/** @type {"queued"} */ (job.state)] || [];
   const titles = { pause: "Pause", resume: "Resume", cancel: "Cancel" };
+  const isQueued = job.state === "queued";
   const meanings = {
     pause: "The run writes a checkpoint and gives its device back. It can be resumed from there.",
     resume: "The run goes on from its checkpoint as soon as a worker is free.",
-    cancel: "The run stops after its current step and cannot be resumed. Its checkpoints stay.",
+    cancel: isQueued ? "The run leaves the queue and cannot be resumed." : "The run stops after its current step and cannot be resumed. Its checkpoints stay.",
   };
   const act = async () => {
     if (isBusy) return;
@@ -137,7 +139,7 @@ function Actions({ job, reload }) {
       <p>${meanings[/** @type {"pause"} */ (asked)]}</p>
       ${error && h(Failure, { error, what: "Refused" })}
       <footer><button type="button" onClick=${() => dialog.current?.close()}>Back</button>
-      <button type="button" class="primary" disabled=${isBusy} onClick=${() => void act()}>${titles[/** @type {"pause"} */ (asked)]}</button></footer>`}</dialog>`;
+      <button type="button" class="primary" disabled=${isBusy} onClick=${() => void act()}>${titles[/** @type {"pause"} */ (asked)]} the run</button></footer>`}</dialog>`;
 }
 
 /** Why a run failed, first on its page. @param {{job: any, path: string}} props */
@@ -254,7 +256,7 @@ function Outcome({ job }) {
   const isDone = FINAL.includes(job.state);
   return html`<div class="stack">
     ${evaluation && html`<section class="card" aria-label="Base beside tuned"><h2>Base → tuned</h2>
-      <p class="figures"><span class="before">${loss(evaluation.loss?.base)}</span><span class="arrow">→</span><b>${loss(evaluation.loss?.tuned)}</b><span class="faint">nats a token</span></p>
+      <p class="figures"><span class="before">${loss(evaluation.loss?.base)}</span><span class="arrow">→</span><b>${loss(evaluation.loss?.tuned)}</b><span class="faint">loss, nats a token</span></p>
       <p class="faint">${counted(evaluation.rows, evaluation.source === "held_out" ? "held-out row" : "row")}${evaluation.loss?.interval ? `; difference ${loss(evaluation.loss.interval[0])} to ${loss(evaluation.loss.interval[1])} (95 %)` : ""}</p>
       ${evaluation.preferred && html`<p>${preferredAnswers(evaluation.preferred)}</p>`}
       ${samples.length > 0 && html`<p>${h(Equal, { samples })} <a href=${to(["runs", job.id], { tab: "samples" })}>read them</a></p>`}
@@ -262,7 +264,7 @@ function Outcome({ job }) {
     </section>`}
     <section class="card" aria-label="Facts"><h2>${isDone ? "Result" : "So far"}</h2><dl class="facts">
       ${result.adapter_id && h(Fact, { name: "Adapter", value: model(result.adapter_id), hint: result.alias?.moved ? `${plain(result.alias.name, 60)} points to it` : "" })}
-      ${h(Fact, { name: "Steps", value: `${whole(result.optimizer_steps ?? job.progress?.step)} of ${whole(job.plan?.optimizer_steps)}`, hint: job.contract?.exec ? `${counted(job.contract.exec.epochs, "epoch")} of ${counted(job.plan?.train?.rows, "row")}` : "" })}
+      ${h(Fact, { name: "Steps", value: `${whole(result.optimizer_steps ?? job.progress?.step)} of ${whole(job.plan?.optimizer_steps)}`, hint: job.contract?.exec ? `${counted(job.contract.exec.epochs, "epoch")} of ${counted(job.plan?.train?.rows - (job.plan?.validation_rows || 0), "row")}` : "" })}
       ${h(Fact, { name: "Training loss", value: loss(result.last_train_loss ?? job.progress?.loss) })}
       ${result.last_val_loss !== undefined && h(Fact, { name: "Validation loss", value: loss(result.last_val_loss), hint: samples.length ? "" : `${percent(evaluation?.token_accuracy?.tuned)} of tokens right` })}
       ${h(Fact, { name: "Time", value: job.started_at ? duration(between(job.started_at, isDone ? job.finished_at : null)) : "–", hint: job.started_at ? `started ${ago(job.started_at)}` : "" })}
@@ -270,9 +272,12 @@ function Outcome({ job }) {
       ${result.memory && h(Fact, { name: "Peak memory", value: size(result.memory.peak_bytes), hint: `${size(result.memory.predicted_bytes)} predicted, ${plain(result.memory.device, 40)}` })}
       ${job.attempt > 1 && h(Fact, { name: "Attempts", value: whole(job.attempt) })}
     </dl>
-    ${result.adapter_id && html`<p><a href=${to(["playground"], { left: job.contract?.artifact?.alias || result.adapter_id, right: job.base_model })}>Ask it beside its base</a></p>`}
+    ${result.adapter_id && html`<p><a href=${besideBase(job)} onClick=${() => carry(samples[0])}>Ask it beside its base</a></p>`}
     </section></div>`;
 }
+
+/** The playground with a run's result and its base; its alias may point to another run's by now. @param {any} job */
+const besideBase = (job) => to(["playground"], { left: job.result.adapter_id, right: job.base_model });
 
 /** @param {{job: any, events: any[]}} props */
 function OtherKind({ job, events }) {
@@ -301,7 +306,8 @@ function Samples({ job }) {
     <div class="samples">${samples.map((/** @type {any} */ sample, /** @type {number} */ index) => {
       const isEqual = trimmed(sample.tuned) === trimmed(sample.reference);
       return html`<article key=${index} class="sample"><header><h2>Row ${whole(sample.line)}</h2>
-        <b class=${isEqual ? "equal" : "different"}>${isEqual ? "✓ equals the reference" : "≠ differs from the reference"}</b></header>
+        <b class=${isEqual ? "equal" : "different"}>${isEqual ? "✓ equals the reference" : "≠ differs from the reference"}</b>
+        ${job.result.adapter_id && html`<a href=${besideBase(job)} onClick=${() => carry(sample)}>Ask both again</a>`}</header>
         ${sample.system && html`<p class="question faint text">${content(sample.system, 2000)}</p>`}
         <p class="question text">${content(sample.prompt, 4000)}</p>
         <div class="answers">${h(Answer, { title: "Reference", text: sample.reference })}${h(Answer, { title: "Tuned", text: sample.tuned, isCut: sample.tuned_ended === false })}${h(Answer, { title: "Base", text: sample.base, isCut: sample.base_ended === false })}</div></article>`;
