@@ -68,6 +68,44 @@ def test_report_names_faults_and_leads_to_their_lines(visitor: Visitor, state: S
         line(page, 3).wait_for()
 
 
+def test_duplicate_names_the_line_that_it_repeats(visitor: Visitor, state: StorageState, faulty: str) -> None:
+    with visitor.visit(state, hash_=f"#/files/{faulty}") as (page, _):
+        duplicates = page.get_by_label("Report").locator(".fact", has_text="Duplicates")
+        expect(duplicates).to_contain_text("line 4 repeats 1")
+        duplicates.get_by_role("link", name="1", exact=True).click()
+        page.wait_for_url(lambda url: "line=1" in url)
+
+
+def test_first_file_is_sent_without_a_terminal(visitor: Visitor, state: StorageState) -> None:
+    def none(route: Route) -> None:
+        route.fulfill(content_type="application/json", body='{"object": "list", "data": [], "has_more": false}')
+
+    with visitor.visit(state, hash_="#/jobs") as (page, _):
+        page.route("**/v1/files?*", none)
+        page.get_by_role("navigation", name="Screens").get_by_role("link", name="Data").click()
+        empty = page.locator(".empty")
+        expect(empty).to_contain_text('{"prompt": "…", "response": "…"}')
+        expect(empty).not_to_contain_text("terminal")
+        button = page.locator("label.upload")
+        new_run = page.evaluate("getComputedStyle(document.querySelector('label.upload')).borderTopStyle")
+        assert new_run == "solid"  # it looks like a button
+        expect(button.locator("input")).to_have_attribute("accept", ".jsonl,.json,.txt")
+
+
+def test_file_for_evals_is_shown_and_not_judged_as_training_data(
+    visitor: Visitor, state: StorageState, installation: Installation
+) -> None:
+    row = b'{"item": {"question": "When?", "answer": "Now."}}\n'
+    sent = {"data": {"purpose": "evals"}, "files": {"file": ("questions.jsonl", row)}}
+    file_id = installation.call("POST", "/v1/files", **sent)["id"]
+    with visitor.visit(state, hash_=f"#/files/{file_id}") as (page, watch):
+        expect(line(page, 1)).to_contain_text('"answer": "Now."')
+        expect(page.get_by_role("heading", name="questions.jsonl")).to_be_visible()
+        expect(page.get_by_text("Train on it")).to_have_count(0)
+        expect(page.locator(".failure, .reason")).to_have_count(0)
+        assert not [request for request in watch.requests if "/report" in request.url]
+
+
 def test_pages_follow_and_a_line_is_gone_to(visitor: Visitor, state: StorageState, faulty: str) -> None:
     with visitor.visit(state, hash_=f"#/files/{faulty}") as (page, _):
         line(page, 20).wait_for()

@@ -63,6 +63,30 @@ def test_plan_follows_the_form_and_the_run_starts(
     assert (sources["exec.epochs"], sources["exec.learning_rate"]) == ("explicit", "auto")
 
 
+def test_bad_line_of_the_file_is_one_press_away(visitor: Visitor, state: StorageState, faulty: str) -> None:
+    address = f"#/new?data.train_file={faulty}&model.hf_repo={BASE}"
+    with visitor.visit(state, allowed=frozenset({400}), hash_=address) as (page, _):
+        page.get_by_role("group", name="Bad lines").get_by_role("link", name="5", exact=True).click()
+        page.get_by_role("article", name="Line 5").get_by_text("ROW_ROLE_UNKNOWN").wait_for()
+
+
+def test_replay_file_that_a_plan_advises_is_chosen_in_the_form(
+    visitor: Visitor, state: StorageState, lesson: str, installation: Installation
+) -> None:
+    general = installation.upload_bytes("general.jsonl", b'{"prompt": "Hi", "response": "Hello"}\n')
+    with visitor.visit(state, hash_=f"#/new?data.train_file={lesson}&model.hf_repo={BASE}") as (page, _):
+        page.get_by_text("More settings").click()
+        page.get_by_label("Replay file").select_option(general)
+        page.get_by_role("row", name="data.replay_file").get_by_text("you").wait_for()
+        expect(page.get_by_role("group", name="Values without a field")).to_have_count(0)
+
+
+def test_estimate_of_time_says_what_it_is_made_from(visitor: Visitor, state: StorageState, lesson: str) -> None:
+    with visitor.visit(state, hash_=f"#/new?data.train_file={lesson}&model.hf_repo={BASE}") as (page, _):
+        time = page.get_by_role("region", name="If it runs").locator(".fact", has_text="Training time")
+        expect(time).to_contain_text(re.compile("as fast as an earlier run|from the size of the model|a rough guess"))
+
+
 def test_faults_stand_at_their_fields(visitor: Visitor, state: StorageState, lesson: str) -> None:
     address = f"#/new?data.train_file={lesson}&exec.epochs=0&exec.learning_rate=quick"
     with visitor.visit(state, allowed=frozenset({422}), hash_=address) as (page, watch):

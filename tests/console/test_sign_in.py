@@ -51,6 +51,17 @@ def test_code_of_a_link_leaves_the_address_at_once_and_needs_a_click(
         page.get_by_role("heading", name="Jobs").wait_for()
 
 
+def test_link_pasted_into_an_open_tab_signs_in(visitor: Visitor, installation: Installation) -> None:
+    """The browser loads nothing then: only the part after `#` differs."""
+    with visitor.visit() as (page, _):
+        page.get_by_label("API key").wait_for()
+        code = installation.call("POST", "/v1/sign_in_codes")["code"]
+        page.evaluate(f"location.hash = '#code={code}'")
+        page.get_by_role("button", name="Sign in with the code").click()
+        page.get_by_role("heading", name="Jobs").wait_for()
+        assert code not in page.url
+
+
 def test_sign_out_ends_both_halves(visitor: Visitor, installation: Installation) -> None:
     with visitor.visit(allowed=frozenset({401})) as (page, _):
         sign_in(page, installation.connection.key)

@@ -3,7 +3,7 @@ import { computed, signal } from "../vendor/signals.js";
 import { decoded, readAddress } from "./first_calls.js";
 
 const hash = signal(location.hash);
-addEventListener("hashchange", () => (hash.value = location.hash));
+addEventListener("hashchange", () => takeCode() || (hash.value = location.hash));
 
 /** Parts of the path and the parameters, decoded. */
 export const address = computed(() => readAddress(hash.value));
@@ -50,12 +50,16 @@ export function change(changes, { replace = false } = {}) {
   hash.value = target;
 }
 
-/** The one-time code of the address, which is removed from it at once. */
+/** The one-time code of the address, which is removed from it at once: when the page is loaded, or a link is pasted into its tab. */
 export const oneTimeCode = signal("");
-const code = /^#code=([\w.~-]+)(?:&next=(.*))?$/.exec(location.hash);
-if (code) {
-  oneTimeCode.value = code[1];
+
+function takeCode() {
+  const code = /^#code=([\w.~-]+)(?:&next=(.*))?$/.exec(location.hash);
+  if (!code) return false;
   const next = decoded(code[2] || "");
   history.replaceState(null, "", next.startsWith("#/") ? next : "#/jobs");
   hash.value = location.hash;
+  oneTimeCode.value = code[1];
+  return true;
 }
+takeCode();

@@ -7,9 +7,10 @@
 
 export const BASE = "model.hf_repo";
 export const FILE = "data.train_file";
+export const REPLAY = "data.replay_file";
 export const NAMES = /** @type {Field[]} */ ([
   { path: "name", label: "Name", hint: "first part of the adapter's id", isText: true },
-  { path: "artifact.alias", label: "Alias", hint: "points to the result, if its policy lets it", isText: true },
+  { path: "artifact.alias", label: "Alias", hint: "a name to ask the result by, which later runs can take over", isText: true },
 ]);
 export const MAIN = /** @type {Field[]} */ ([
   { path: "exec.epochs", label: "Epochs", hint: "passes over the file" },
@@ -29,7 +30,7 @@ export const MORE = /** @type {Field[]} */ ([
 export const FORM = [...NAMES, ...MAIN, ...MORE];
 /** Parameters of the address that stand next to the contract. */
 export const BESIDE = ["name", "preset", "domain"];
-const TEXTS = new Set([BASE, FILE, "preset", "domain", ...FORM.filter((field) => field.isText || field.choices).map((field) => field.path)]);
+const TEXTS = new Set([BASE, FILE, REPLAY, "preset", "domain", ...FORM.filter((field) => field.isText || field.choices).map((field) => field.path)]);
 // Capitals: a template's arguments have names of its own.
 const PATH = /^[a-z_]+(?:\.[A-Za-z0-9_-]+)*$/;
 const RESERVED = new Set(["__proto__", "constructor", "prototype"]);

@@ -10,6 +10,9 @@ const WHO = {
   domain: "the domain profile", ladder: "Mens, by size of the base", preset: "the preset", default: "default",
 };
 
+/** What an estimate of time is made from. */
+const BASES = { measured: "as fast as an earlier run", flops: "from the size of the model and the device's speed", steps: "a rough guess from the number of steps" };
+
 /**
  * Who decided a value.
  * @param {string | undefined} source as `sources` of a plan names it
@@ -24,7 +27,8 @@ export function whoOf(source) {
  */
 export function Forecast({ preflight, validationRows, title }) {
   const { estimate, data, supervision, device, precision } = preflight;
-  const seconds = estimate.time ? estimate.time.seconds + (estimate.time.other_seconds || 0) : estimate.seconds;
+  const other = estimate.time?.other_seconds || 0;
+  const seconds = estimate.seconds + other;
   const notes = [...new Set([...(preflight.warnings || []), ...(preflight.notes || [])])];
   return html`<section class="card" aria-label=${title}><h2>${title}</h2><dl class="facts">
     ${h(Fact, { name: "Rows", value: whole(data?.training?.rows), hint: `${whole(validationRows)} held out` })}
@@ -32,8 +36,8 @@ export function Forecast({ preflight, validationRows, title }) {
     ${h(Fact, { name: "Cut rows", value: whole(supervision?.truncated_rows) })}
     ${h(Fact, { name: "Optimizer steps", value: whole(estimate.optimizer_steps) })}
     ${h(Fact, { name: "Memory", value: size(estimate.vram_bytes), hint: estimate.vram_budget ? `at most ${size(estimate.vram_budget)}` : "of an unknown machine" })}
-    ${h(Fact, { name: "Training time", value: duration(estimate.seconds), hint: plain(estimate.time?.basis, 60) })}
-    ${h(Fact, { name: "Device time", value: `${short(seconds / 60)} min`, hint: estimate.time?.other_seconds ? "with loading and publishing" : "without loading and publishing" })}
+    ${h(Fact, { name: "Training time", value: duration(estimate.seconds), hint: [BASES[/** @type {"flops"} */ (estimate.time?.basis)], other ? "" : "without loading and publishing"].filter(Boolean).join("; ") })}
+    ${other > 0 && h(Fact, { name: "Device time", value: `${short(seconds / 60)} min`, hint: "with loading and publishing" })}
     ${h(Fact, { name: "Trained parameters", value: short(estimate.trainable_parameters), hint: `of ${short(estimate.parameters)}` })}
     ${h(Fact, { name: "Device", value: plain(device?.device), hint: plain(precision?.precision) })}</dl>
     ${notes.map((note) => html`<p key=${note} class="faint">${plain(note, 1000)}</p>`)}</section>`;

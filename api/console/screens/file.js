@@ -31,17 +31,19 @@ export function FileView({ id }) {
   const file = useObject(path);
   const models = useObject("/v1/models");
   const bases = (models.data?.data || []).filter((/** @type {any} */ one) => one.mens?.kind === "base").map((/** @type {any} */ one) => one.id);
-  const chosen = query.get("base") || bases[0] || NO_BASE;
-  const isKnown = models.data || models.error || query.get("base");
+  // Other files have no rows to train on: their lines are shown, and not judged.
+  const isForTraining = file.data?.purpose === "fine-tune";
+  const chosen = isForTraining ? query.get("base") || bases[0] || NO_BASE : NO_BASE;
+  const isKnown = file.data && (!isForTraining || models.data || models.error || query.get("base"));
   const shared = new URLSearchParams();
   if (chosen !== NO_BASE) shared.set("base_model", chosen);
   if (Number(query.get("length")) >= 8) shared.set("seq_len", query.get("length") || "");
-  const only = query.get("only") || "all";
+  const only = (isForTraining && query.get("only")) || "all";
   const line = Math.max(1, Number(query.get("line")) || 1);
   const rowsPath = `${path}/rows?${new URLSearchParams({ ...Object.fromEntries(shared), after: String(line - 1), limit: String(PAGE), ...(only !== "all" && { only }) })}`;
   const reportPath = `${path}/report${shared.size ? `?${shared}` : ""}`;
   const rows = useObject(isKnown ? rowsPath : null);
-  const report = useObject(isKnown ? reportPath : null);
+  const report = useObject(isKnown && isForTraining ? reportPath : null);
   const isPending = report.data?.object === "file.report.pending";
   useEffect(() => {
     if (!isPending) return;
@@ -59,25 +61,24 @@ export function FileView({ id }) {
   if (file.error && !file.data) return h(Failure, { error: file.error, retry: file.reload, what: file.error.status === 404 ? "File not found." : undefined });
   if (!file.data) return h(Loading, {});
   const made = isPending ? null : report.data;
-  const copied = { curl: asCurl(rowsPath), python: asHttpx(rowsPath), mens: `mens data check ${quoted(file.data.filename)}${chosen === NO_BASE ? "" : ` --model ${quoted(chosen)}`}` };
+  const copied = { curl: asCurl(rowsPath), python: asHttpx(rowsPath), mens: !isForTraining ? `mens files rows ${quoted(id)}` : `mens data check ${quoted(file.data.filename)}${chosen === NO_BASE ? "" : ` --model ${quoted(chosen)}`}` };
   return html`<p class="crumbs"><a href="#/files">Data</a> / ${plain(id)}</p>
     <div class="head"><h1>${plain(file.data.filename)}</h1>
-      ${missingRole("trainer") ? html`<button type="button" disabled title=${missingRole("trainer")}>Train on it</button>`
+      ${!isForTraining ? "" : missingRole("trainer") ? html`<button type="button" disabled title=${missingRole("trainer")}>Train on it</button>`
         : html`<a class="button primary" href=${to(["new"], { "data.train_file": id, ...(chosen !== NO_BASE && { "model.hf_repo": chosen }) })}>Train on it</a>`}
       ${h(CopyAs, copied)}</div>
     <p class="run-head"><span>${size(file.data.bytes)}</span><span>${plain(file.data.purpose)}</span><span>uploaded ${exact(file.data.created_at * 1000)}</span>
-      ${file.data.expires_at && html`<span>deleted ${exact(file.data.expires_at * 1000)}</span>`}${rows.data && html`<span>${METHODS[/** @type {keyof typeof METHODS} */ (rows.data.method)]}</span>`}</p>
+      ${file.data.expires_at && html`<span>deleted ${exact(file.data.expires_at * 1000)}</span>`}${rows.data && isForTraining && html`<span>${METHODS[/** @type {keyof typeof METHODS} */ (rows.data.method)]}</span>`}</p>
     <div class="stack">
-      ${h(Report, { report: made, error: report.error, isPending, retry: report.reload, base: chosen })}
+      ${isForTraining && h(Report, { report: made, error: report.error, isPending, retry: report.reload, base: chosen })}
       <section aria-label="Rows" class="stack">
-        ${h(Choices, { bases, chosen, query, length: rows.data?.seq_len })}
-        ${h(Tabs, { only, made, chosen })}
+        ${isForTraining && html`${h(Choices, { bases, chosen, query, length: rows.data?.seq_len })}${h(Tabs, { only, made, chosen })}`}
         ${h(Stale, rows)}
         ${rows.error && !rows.data ? h(Failure, { error: rows.error, retry: rows.reload })
           : !rows.data ? h(Loading, { rows: 8 })
           : next ? html`<p class="faint" role="status">Looking through the lines: ${whole(rows.data.next_after)}…</p>`
           : !rows.data.data.length ? h(Empty, { title: line > 1 ? "No further row" : only === "all" ? "The file is empty" : "No such row", children: html`<p><a href=${here({ line: "", only: "" })}>All rows from the beginning</a></p>` })
-          : html`<div class="stack ${rows.failures >= 3 ? "old" : ""}">${rows.data.data.map((/** @type {any} */ row) => h(Row, { key: row.line, row }))}</div>
+          : html`<div class="stack ${rows.failures >= 3 ? "old" : ""}">${rows.data.data.map((/** @type {any} */ row) => h(Row, { key: row.line, row: isForTraining ? row : { ...row, error: null, notes: [], trainable: true } }))}</div>
             <nav class="data-pages" aria-label="Pages">${line > 1 && html`<a class="button" href=${here({ line: "" })}>From the beginning</a>`}
               ${rows.data.has_more && html`<a class="button" href=${here({ line: rows.data.next_after + 1 })}>Next rows</a>`}</nav>`}
       </section></div>`;
@@ -132,7 +133,7 @@ function Report({ report, error, isPending, retry, base }) {
     <div class="data-report"><dl class="facts">
       ${h(Fact, { name: "Rows", value: whole(data.rows), hint: data.trainable_rows === data.rows ? "" : `${whole(data.trainable_rows)} pass the filter` })}
       ${h(Fact, { name: "Bad lines", value: whole(data.error_count), hint: lineLinks(data.errors.map((/** @type {any} */ one) => one.line)) })}
-      ${h(Fact, { name: "Duplicates", value: `${whole(repeats.exact_rows)} exact, ${whole(repeats.near_rows)} near`, hint: lineLinks([...repeats.exact_pairs, ...repeats.near_pairs].map((/** @type {any} */ pair) => pair.second)) })}
+      ${h(Fact, { name: "Duplicates", value: `${whole(repeats.exact_rows)} exact, ${whole(repeats.near_rows)} near`, hint: pairLinks([...repeats.exact_pairs, ...repeats.near_pairs]) })}
       ${supervision && h(Fact, { name: "Supervised", value: percent(supervision.tokens ? supervision.supervised_tokens / supervision.tokens : 0), hint: `${whole(supervision.supervised_tokens)} of ${whole(supervision.tokens)} tokens` })}
       ${supervision && h(Fact, { name: "Longest row", value: counted(supervision.longest_row, "token"), hint: supervision.truncated_rows ? `${counted(supervision.truncated_rows, "row")} cut at ${whole(report.seq_len)}` : `none is cut at ${whole(report.seq_len)}` })}
       ${supervision?.sampled && h(Fact, { name: "Sample", value: counted(supervision.rows, "row"), hint: "tokens are of these" })}
@@ -142,10 +143,19 @@ function Report({ report, error, isPending, retry, base }) {
     ${supervision?.end_token_note && html`<p class="faint">${plain(supervision.end_token_note, 600)}</p>`}</section>`;
 }
 
+/** @param {number} line */
+const lineLink = (line) => html`<a href=${here({ line, only: "" })}>${line}</a>`;
+
 /** @param {number[]} lines */
 function lineLinks(lines) {
   const first = [...new Set(lines)].slice(0, 5);
-  return first.length > 0 && html`line ${first.map((line, index) => html`<span key=${line}>${index ? ", " : ""}<a href=${here({ line, only: "" })}>${line}</a></span>`)}`;
+  return first.length > 0 && html`line ${first.map((line, index) => html`<span key=${line}>${index ? ", " : ""}${lineLink(line)}</span>`)}`;
+}
+
+/** Lines that repeat an earlier one. @param {{first: number, second: number}[]} pairs */
+function pairLinks(pairs) {
+  const first = [...new Map(pairs.map((pair) => [pair.second, pair])).values()].slice(0, 5);
+  return first.length > 0 && html`line ${first.map((pair, index) => html`<span key=${pair.second}>${index ? ", " : ""}${lineLink(pair.second)} repeats ${lineLink(pair.first)}</span>`)}`;
 }
 
 /** @param {{name: string, buckets: [string, number][]}} props */

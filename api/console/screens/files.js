@@ -64,8 +64,8 @@ function Upload() {
       if (isShown.current) setState({ isBusy: false, error });
     }
   };
-  return html`<label class="button upload ${missing || state.isBusy ? "disabled" : ""}" title=${missing}>${state.isBusy ? "Uploading…" : "Upload a file"}
-      <input type="file" accept=".jsonl,.json,.csv,.txt" class="hidden" disabled=${Boolean(missing) || state.isBusy} onChange=${send} /></label>
+  return html`<label class="button primary upload ${missing || state.isBusy ? "disabled" : ""}" title=${missing}>${state.isBusy ? "Uploading…" : "Upload a file"}
+      <input type="file" accept=".jsonl,.json,.txt" class="hidden" disabled=${Boolean(missing) || state.isBusy} onChange=${send} /></label>
     ${state.error && html`<div class="whole">${h(Failure, { error: state.error, what: "The file was not uploaded." })}</div>`}`;
 }
 
@@ -74,7 +74,8 @@ function NoFiles({ isFiltered }) {
   if (isFiltered) return h(Empty, { title: "No file here", children: html`<p><a href="#/files">Show all files</a></p>` });
   return h(Empty, {
     title: "No files yet",
-    children: html`<p>A training file has one row per line, in JSON. Upload one here, or check it first in a terminal:</p>
-      <pre tabindex="0" aria-label="commands">mens data check my.jsonl --model mens-tiny</pre>`,
+    children: html`<p>A training file has one row per line, in JSON, in one of these forms:</p>
+      <pre tabindex="0" aria-label="Forms of a row">{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}\n{"prompt": "…", "response": "…"}</pre>
+      <p>After the upload you see lines with errors, duplicates, and what a base is trained on. Nothing is trained yet.</p>`,
   });
 }

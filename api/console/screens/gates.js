@@ -44,7 +44,7 @@ function Targets({ targets, shadow }) {
 function Aliases() {
   const { data, error, at, failures, reload } = useObject("/v1/aliases");
   if (!data) return error ? h(Failure, { error, retry: reload }) : h(Loading, {});
-  if (!data.data.length) return h(Empty, { title: "No aliases yet", children: html`<p>An alias is a name that keeps answering while the adapter behind it changes. A run makes one with its result:</p><pre tabindex="0" aria-label="command">mens train my.jsonl --alias helper</pre>` });
+  if (!data.data.length) return h(Empty, { title: "No aliases yet", children: html`<p>An alias is a name that keeps answering while the adapter behind it changes. A run makes one with its result if you write a name into its field <b>Alias</b>: <a href="#/new">start a run</a>.</p>` });
   return html`${h(Stale, { at, failures })}<div class="list ${failures >= 3 ? "old" : ""}" tabindex="0" role="group" aria-label="Aliases"><table><thead><tr>${["Alias", "Points to", "Governed by", "Moved"].map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr></thead>
     <tbody>${data.data.map((/** @type {any} */ alias) => {
       const rule = alias.governed_by;

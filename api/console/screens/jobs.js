@@ -209,7 +209,7 @@ export function Jobs() {
       : isLoading && !rows.length ? h(Loading, { rows: 8 })
       : !rows.length ? h(NoJobs, { isFiltered })
       : html`<table class="jobs ${isOld ? "old" : ""} ${isLoading ? "waiting" : ""}" aria-label="Jobs" aria-rowcount=${hasMore ? -1 : rows.length + 1}>
-        <thead><tr aria-rowindex="1">${["Job", "State", "Progress", "Loss", "Base", "Alias", "By", "Started", "Took"].map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr></thead>
+        <thead><tr aria-rowindex="1">${["Job", "State", "Progress", "Loss", "Base", "Alias", "By", "Submitted", "Took"].map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr></thead>
         <tbody ref=${body}>
           ${first > 0 && html`<tr key="above" aria-hidden="true" class="space" style=${{ height: `${first * height}px` }}></tr>`}
           ${drawn.map((job, index) => rowOf(job, first + index + 2))}
@@ -279,14 +279,13 @@ function Row({ job, index, around }) {
     if (!(/** @type {Element} */ (event.target).closest("a, button, input")) && !getSelection()?.toString()) go(target);
   };
   const isDone = ["succeeded", "failed", "cancelled"].includes(job.state);
-  const began = job.started_at || job.created_at;
   // Cells that progress leaves as they are: Preact skips what it was given before.
   const who = useMemo(() => html`<td class="job">${job.kind === "finetune" && html`<input type="checkbox" class="choose" aria-label="Choose ${name} ${tail(job.id)}" checked=${chosen.includes(job.id)} disabled=${chosen.length >= MOST_CHOSEN && !chosen.includes(job.id)}
       onChange=${() => change({ chosen: (chosen.includes(job.id) ? chosen.filter((id) => id !== job.id) : [...chosen, job.id]).join(",") }, { replace: true })} />`}<a class="name" href=${target}>${name}</a><small title=${job.id}>${job.kind === "finetune" ? "" : `${plain(job.kind)} `}${tail(job.id)}</small></td>`, [job.id, job.kind, name, around]);
   const whence = useMemo(() => html`<td class="base" data-name="base">${filterLink("base", job.base_model, filters)}</td>
     <td class="alias" data-name="alias">${filterLink("alias", job.alias, filters)}</td>
     <td class="by" data-name="by">${filterLink("by", job.created_by, filters)}</td>
-    <td class="started">${h(Time, { time: began })}</td>`, [job.base_model, job.alias, job.created_by, began, around]);
+    <td class="started">${h(Time, { time: job.created_at })}</td>`, [job.base_model, job.alias, job.created_by, job.created_at, around]);
   return html`<tr aria-rowindex=${index} onClick=${open} class=${job.state}>
     ${who}
     <td class="state">${Badge({ state: job.state, stage: job.stage })}</td>
@@ -306,7 +305,7 @@ function doing(job) {
   }
   if (job.state === "running" || job.state === "paused") {
     return html`${job.total_steps ? Progress({ step: job.step, total: job.total_steps, label: `progress of ${plain(job.name, 60)}` }) : html`<span class="faint">starting</span>`}
-      ${job.state === "running" && job.eta_seconds ? html`<small>${duration(job.eta_seconds)} left</small>` : ""}`;
+      ${job.state === "running" && job.stage === "training" && job.eta_seconds ? html`<small>${duration(job.eta_seconds)} left</small>` : ""}`;
   }
   if (job.state === "succeeded") return html`<span class="faint">${job.alias_moved ? `${plain(job.alias, 40)} points to it` : job.adapter_id ? "adapter stored" : "done"}</span>`;
   return html`<span class="faint">–</span>`;
@@ -349,9 +348,7 @@ function NoJobs({ isFiltered }) {
   if (isFiltered) return h(Empty, { title: "No job fits these filters", children: html`<p><a href="#/jobs">Show all jobs</a></p>` });
   return h(Empty, {
     title: "No jobs yet",
-    children: html`<p>Train a model on rows of your own; it appears here as soon as it is submitted: <a href="#/new">start one here</a>, or in a terminal.</p>
-      <pre tabindex="0" aria-label="commands">mens data check my.jsonl --model mens-tiny
-mens train my.jsonl --model mens-tiny --alias helper</pre>`,
+    children: html`<p>Train a model on rows of your own: <a href="#/files">upload a file</a> and look at its rows, then <a href="#/new">start a run</a>.</p>`,
   });
 }
 

@@ -3,7 +3,7 @@ import { useEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js"
 import { address, change, go, to } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
 import { ApiError, call, missingRole } from "../lib/client.js";
-import { BASE, FILE, FORM, MAIN, MORE, NAMES, bodyOf, fileNameOf, fileOf, isField, optionsOf, parametersOfFile, parametersOfJob } from "../lib/contract.js";
+import { BASE, FILE, FORM, MAIN, MORE, NAMES, REPLAY, bodyOf, fileNameOf, fileOf, isField, optionsOf, parametersOfFile, parametersOfJob } from "../lib/contract.js";
 import { plain, size, tail, whole } from "../lib/format.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
@@ -84,11 +84,12 @@ export function NewRun() {
           ${NAMES.map((field) => h(Input, { key: field.path, ...props, field }))}</section>
         <section class="card stack" aria-label="Settings"><h2>Settings</h2><p class="faint">Leave a field empty, and Mens decides it from base and rows, as <code>mens train</code> does.</p>
           <div class="fields">${MAIN.map((field) => h(Input, { key: field.path, ...props, field }))}</div>
-          <details open=${MORE.some((field) => query.get(field.path) || faults[field.path])}><summary>More settings</summary><div class="fields">${MORE.map((field) => h(Input, { key: field.path, ...props, field }))}</div></details>
+          <details open=${[REPLAY, ...MORE.map((field) => field.path)].some((path) => query.get(path) || faults[path])}><summary>More settings</summary><div class="fields">${MORE.map((field) => h(Input, { key: field.path, ...props, field }))}</div>
+            ${h(Choice, { ...props, path: REPLAY, label: "Replay file", options: namesOf(files.data.data), nothing: "none", hint: "its rows are mixed into each epoch, so that the base keeps its other skills" })}</details>
           ${h(Others, { query, faults })}</section>
         ${h(Submit, { body, planned, missing, isReady })}
       </form>
-      <div class="stack">${h(Planned, { planned, isReady, missing })}</div>
+      <div class="stack">${h(Planned, { planned, isReady, missing, file: query.get(FILE) || "" })}</div>
     </div>`;
 }
 
@@ -147,11 +148,16 @@ function Choice({ query, faults, missing, path, label, options, nothing, hint = 
     ${options.map(([one, text]) => html`<option key=${one} value=${one}>${text}</option>`)}</select>` });
 }
 
+/** Files to choose from. @param {any[]} files */
+function namesOf(files) {
+  return files.map((file) => /** @type {[string, string]} */ ([file.id, `${plain(file.filename, 60)}, ${size(file.bytes)}, ${tail(file.id)}`]));
+}
+
 /** The training file: one that is there, or one that is sent now. @param {Shared & {files: any[], reload: () => void}} props */
 function File({ files, reload, ...props }) {
   const [sending, setSending] = useState("");
   const [error, setError] = useState(/** @type {any} */ (null));
-  const options = files.map((file) => /** @type {[string, string]} */ ([file.id, `${plain(file.filename, 60)}, ${size(file.bytes)}, ${tail(file.id)}`]));
+  const options = namesOf(files);
   const isShown = useIsShown();
   /** @param {any} event */
   const send = async (event) => {
@@ -182,7 +188,7 @@ function File({ files, reload, ...props }) {
 
 /** Values of a contract for which the form has no field. @param {{query: URLSearchParams, faults: Record<string, string>}} props */
 function Others({ query, faults }) {
-  const others = [...new Set(query.keys())].filter((path) => isField(path) && ![BASE, FILE].includes(path) && !FORM.some((field) => field.path === path));
+  const others = [...new Set(query.keys())].filter((path) => isField(path) && ![BASE, FILE, REPLAY].includes(path) && !FORM.some((field) => field.path === path));
   if (!others.length) return null;
   return html`<div class="filters" role="group" aria-label="Values without a field">${others.map((path) => html`<button key=${path} type="button" class="chip" onClick=${() => change({ [path]: "" }, { replace: true })}
     aria-label="Remove ${plain(path)}">${plain(path, 60)}: <b>${plain(query.get(path), 60)}</b> <span aria-hidden="true">×</span></button>${faults[path] && html`<p class="fault" role="alert">${plain(faults[path], 500)}</p>`}`)}</div>`;
@@ -220,8 +226,8 @@ function Contract({ body }) {
     <input ref=${picker} type="file" accept=".json" aria-label="Contract file" hidden onChange=${(/** @type {any} */ event) => void read(event)} />`;
 }
 
-/** @param {{planned: ReturnType<typeof usePlan>, isReady: boolean, missing: string}} props */
-function Planned({ planned, isReady, missing }) {
+/** @param {{planned: ReturnType<typeof usePlan>, isReady: boolean, missing: string, file: string}} props */
+function Planned({ planned, isReady, missing, file }) {
   const { plan, error, isCurrent } = planned;
   if (missing) return h(Empty, { title: "The plan", children: html`<p>Planning ${missing}.</p>` });
   if (!isReady) return h(Empty, { title: "The plan", children: html`<p>Choose a training file: what the run will need appears here, before anything is spent.</p>` });
@@ -230,7 +236,7 @@ function Planned({ planned, isReady, missing }) {
   return html`<p class="hidden" role="status">${isCurrent ? (error ? "This cannot run." : "The plan is ready.") : "Planning."}</p>
     ${isCurrent && error && html`<div class="stack">${h(Failure, { error, what: "This cannot run", retry: error.retryable ? planned.retry : undefined })}
       ${lines.length > 0 && html`<div class="list" tabindex="0" role="group" aria-label="Bad lines"><table><thead><tr><th scope="col">Line</th><th scope="col">Reason</th></tr></thead><tbody>
-        ${lines.slice(0, 20).map((/** @type {any} */ fault) => html`<tr key=${fault.line}><td class="number">${whole(fault.line)}</td><td>${plain(fault.reason, 300)}</td></tr>`)}</tbody></table></div>`}</div>`}
+        ${lines.slice(0, 20).map((/** @type {any} */ fault) => html`<tr key=${fault.line}><td class="number"><a href=${to(["files", file], { line: fault.line })}>${whole(fault.line)}</a></td><td>${plain(fault.reason, 300)}</td></tr>`)}</tbody></table></div>`}</div>`}
     ${plan ? html`<div class="stack ${isCurrent && !error ? "" : "old"}">
       ${fit && html`<p class=${fit.isPossible ? "good" : "notice"}>${fit.text}</p>`}
       ${h(Forecast, { preflight: plan.preflight, validationRows: plan.plan.validation_rows, title: "If it runs" })}
