@@ -79,6 +79,7 @@ def test_any_text_is_cut_at_its_beginning_and_keeps_its_end(
     assert labelled.chat.text.endswith("".join(text for text, _ in text_pieces(labelled, example)))
 
 
+@pytest.mark.torch
 def test_ids_of_chats_are_those_of_transformers(tokenizer: Tokenizer, folder: Path) -> None:
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
