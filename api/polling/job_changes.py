@@ -146,6 +146,16 @@ class JobChanges:
         finally:
             self._streams -= 1
 
+    def cursor(self) -> str:
+        """Return an id of an event from which a stream has every change that a later reading of the database may miss. It
+        is that of the last poll if there is one, so that lists cost no further query.
+        """
+        newest = self._newest if self._streams else None
+        if newest is None:
+            with self._database.read() as session:
+                newest = self._database.now(session)
+        return cursor_of(newest)
+
     async def close(self) -> None:
         """End the polling."""
         if self._polling is not None:

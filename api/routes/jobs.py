@@ -46,7 +46,12 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
 
 EVENTS_PER_POLL = 500
 LOG_BYTES = 1 << 16
-NOT_CHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "Not changed."}}
+CURSOR_HEADER = "X-Mens-Last-Event-ID"
+CURSOR_MEANING = "Send it as `Last-Event-ID` to `GET /v1/events`: the stream then begins with everything that has changed since this response was made."
+POLLED: dict[int | str, dict[str, Any]] = {
+    200: {"headers": {CURSOR_HEADER: {"description": CURSOR_MEANING, "schema": {"type": "string"}}}},
+    304: {"description": "Not changed."},
+}
 Text = Annotated[str | None, Query(max_length=128, pattern=NO_NUL)]
 
 
@@ -366,7 +371,7 @@ def count_jobs(
     return WholeList(data=[StateCount(state=state, jobs=counts[state]) for state in JobState if state in counts])
 
 
-@router.get("/jobs", response_model=Page[PlacedJob] | Page[PlacedSummary], responses=NOT_CHANGED)
+@router.get("/jobs", response_model=Page[PlacedJob] | Page[PlacedSummary], responses=POLLED)
 def list_jobs(
     services: ServicesDep,
     view: TenantViewDep,
@@ -386,25 +391,27 @@ def list_jobs(
     Poll it with If-None-Match: while no job of the page has changed, the answer is a 304 without a body.
     """
     which = replace(which, states=state or ())
+    cursor = services.job_changes.cursor()  # before the jobs are read, so that the stream misses no later change
     if shape == "summary":
         summaries = view.jobs.summaries(which, after=after, limit=limit)
         places = services.queue_places.of_all(summaries)
         rows = [PlacedSummary.model_construct(**dict(job), queue=places[job.id]) for job in summaries[:limit]]
         page = Page[PlacedSummary].model_construct(data=rows, has_more=len(summaries) > limit)
-        return _rendered(page, page_etag(summaries, places))
+        return _rendered(page, page_etag(summaries, places), cursor)
     jobs = view.jobs.list(which, after=after, limit=limit)
     places = services.queue_places.of_all(jobs)
     shown = [dict(job) | {"result": without_samples(job.result)} for job in jobs]
     placed = [PlacedJob(**job, queue=places[job["id"]]) for job in shown[:limit]]
-    return _rendered(Page[PlacedJob](data=placed, has_more=len(shown) > limit), page_etag(jobs, places))
+    return _rendered(Page[PlacedJob](data=placed, has_more=len(shown) > limit), page_etag(jobs, places), cursor)
 
 
-def _rendered(page: BaseModel, etag: str) -> Response:
+def _rendered(page: BaseModel, etag: str, cursor: str) -> Response:
     """Return a page as JSON. FastAPI would validate it again, as a page of either kind."""
-    return Response(page.model_dump_json(by_alias=True), media_type="application/json", headers={"ETag": etag})
+    headers = {"ETag": etag, CURSOR_HEADER: cursor}
+    return Response(page.model_dump_json(by_alias=True), media_type="application/json", headers=headers)
 
 
-@router.get("/jobs/{job_id}", response_model=JobAnswer, responses=NOT_CHANGED)
+@router.get("/jobs/{job_id}", response_model=JobAnswer, responses=POLLED)
 def retrieve_job(
     job_id: Id,
     services: ServicesDep,
@@ -419,6 +426,7 @@ def retrieve_job(
     ] = None,
 ) -> Any:
     """One job. Poll it with If-None-Match: an unchanged job is a 304 without a body."""
+    response.headers[CURSOR_HEADER] = services.job_changes.cursor()  # before the job is read
     job = view.job(job_id)
     place = services.queue_places.of(job)
     etag = job_etag(job.version, place)

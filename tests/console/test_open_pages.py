@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import signal
+import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import expect
 
+from api.polling.job_changes import OVERLAP
 from tests.console.browser import Visitor, Watch, sign_in
 from tests.system.loop import Installation
 
@@ -153,10 +155,18 @@ def test_page_is_live_again_when_streams_get_through(
         assert "/v1/jobs" in paths[paths.index("/v1/events") :], "what changed before the stream began is read"
 
 
+def wait_for_quiet(installation: Installation) -> None:
+    """Wait until no job has ended so recently that a new stream repeats it."""
+    ended = [job["finished_at"] for job in installation.call("GET", "/v1/jobs?view=summary")["data"]]
+    last = max(datetime.fromisoformat(moment) for moment in ended if moment)
+    time.sleep(max(0.0, (last + OVERLAP + timedelta(seconds=2) - datetime.now(UTC)).total_seconds()))
+
+
 @pytest.mark.parametrize("screen", ["jobs", "filtered jobs", "run", "zoomed run"])
 def test_first_requests_are_made_once(
-    visitor: Visitor, state: StorageState, tuned: dict[str, Any], screen: str
+    visitor: Visitor, installation: Installation, state: StorageState, tuned: dict[str, Any], screen: str
 ) -> None:
+    wait_for_quiet(installation)
     job, run = f"/v1/jobs/{tuned['id']}", f"#/runs/{tuned['id']}"
     lists, parts = {"/v1/jobs", "/v1/jobs:count"}, {job, f"{job}/metrics"}
     hash_, early = {
@@ -180,6 +190,31 @@ def test_first_requests_are_made_once(
         calls = {path: number for path, number in paths.items() if path.startswith("/v1/")}
         assert set(calls.values()) == {1}, calls
         assert {path.split("?")[0] for path in calls} == early | {"/v1/me", "/v1/events"}, calls
+
+
+@pytest.mark.parametrize("screen", ["jobs", "run"])
+def test_change_between_the_first_answers_and_the_stream_is_shown(
+    visitor: Visitor, installation: Installation, state: StorageState, screen: str
+) -> None:
+    job_id = installation.train(name="changed-between", publish=False, epochs=500)
+    installation.wait_for_step(job_id, 1)
+    held: list[Route] = []
+    with visitor.visit(state, hash_="#/nowhere") as (page, _):
+        page.locator(".connection.live").wait_for()
+        page.route("**/v1/events", held.append)
+        page.goto(f"{visitor.url}/#/{'jobs' if screen == 'jobs' else f'runs/{job_id}'}")
+        page.reload()
+        row = page.locator("tbody tr", has=page.locator(f'a[href="#/runs/{job_id}"]'))
+        badge = (row if screen == "jobs" else page.locator(".run-head")).locator(".badge")
+        expect(badge).to_have_class(re.compile("running"))
+        while not held:
+            page.wait_for_timeout(20)
+        installation.call("POST", f"/v1/jobs/{job_id}/cancel")
+        installation.wait(job_id, lambda job: job["state"] == "cancelled")
+        installation.wait(job_id, lambda job: not installation.trainers())
+        expect(badge).to_have_class(re.compile("running"))
+        held[0].continue_()
+        expect(badge).to_have_class(re.compile("cancelled"))
 
 
 def test_page_of_a_revoked_key_says_so_and_asks_nothing_more(

@@ -108,6 +108,23 @@ export function firstAnswer() {
   return shownFirst;
 }
 
+/** @type {Promise<string> | undefined} */
+let begins;
+
+/**
+ * The id from which the stream of changes has what the first jobs of this page do not, known when they have arrived. Empty: it asked
+ * for none first; undefined: it asked for nothing, because nobody was signed in.
+ */
+export function firstCursor() {
+  return begins;
+}
+
+/** The earliest id that answers name. @param {Promise<Response>[]} answers */
+async function earliest(answers) {
+  const ids = (await Promise.allSettled(answers)).map((one) => (one.status === "fulfilled" && one.value.headers.get("x-mens-last-event-id")) || "");
+  return ids.includes("") ? "" : ids.reduce((a, b) => (Number(a) < Number(b) ? a : b));
+}
+
 /** Its whole content, so that nobody waits for it later. @param {Response} response */
 async function complete(response) {
   return response.ok ? new Response(await response.arrayBuffer(), response) : response;
@@ -117,6 +134,7 @@ async function complete(response) {
 function sendFirst(half) {
   const { parts, query } = readAddress(location.hash);
   const [screen = "jobs", id = ""] = parts;
+  begins = Promise.resolve("");
   /** @param {string} path @param {Promise<unknown>} [before] its answer is waited for */
   const send = (path, before) => {
     const answer = (before ? before.then(() => {}, () => {}).then(() => fetchAs(path, half)) : fetchAs(path, half)).then(complete);
@@ -129,14 +147,14 @@ function sendFirst(half) {
     const counts = countsPath(parameters);
     const list = send(`/v1/jobs?${parameters}`);
     shownFirst = list;
+    begins = earliest([list]);
     send("/v1/me");
     if (counts) send(counts, list); // the API counts while the rows are drawn, and not while it reads them
     return;
   }
   send("/v1/me");
   if (screen === "runs" && id) {
-    send(jobPath(id));
-    send(eventsPath(id, 0));
+    begins = earliest([send(jobPath(id)), send(eventsPath(id, 0))]);
     const { from, until } = shownSteps(query);
     if (id.startsWith("ftjob-") && !query.get("tab")) send(metricsPath(id, from, until));
     import("../screens/run.js").catch(() => {}); // who opens it says what is wrong

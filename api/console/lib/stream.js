@@ -7,6 +7,7 @@
 import { signal } from "../vendor/signals.js";
 import { refresh } from "./cache.js";
 import { ApiError, caller, endSignIn, send, storedHalf, succeed, traffic } from "./client.js";
+import { firstCursor } from "./first_calls.js";
 
 const HIDDEN_AFTER = 30_000;
 const SILENT_AFTER = 40_000; // the API sends a comment every 15 s
@@ -24,6 +25,8 @@ export const connection = signal({ state: /** @type {"live" | "polling" | "stale
 /** @typedef {{event: string, data: any}} Change */
 /** @typedef {{state?: "live" | "polling" | "stale" | "connecting", change?: Change, cursor?: string}} Message `cursor`: id of the last event */
 /** @typedef {(message: Message) => void} Tell */
+/** @type {Change} */
+const RESET = { event: "reset", data: {} };
 /** @type {Set<(changes: Change[]) => void>} */
 const listeners = new Set();
 /** @type {Change[]} */
@@ -38,6 +41,17 @@ let timer = 0;
 export function onChanges(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
+}
+
+/** Versions of jobs as a list has shown them. @type {Map<string, number>} */
+const listed = new Map();
+
+/**
+ * Note what a list shows: a stream begins a little before the list, and what it repeats is no change.
+ * @param {{id: string, version: number}[]} jobs
+ */
+export function noteListed(jobs) {
+  for (const { id, version } of jobs) listed.set(id, version);
 }
 
 /** @param {Change} change */
@@ -93,16 +107,21 @@ export function follow() {
     } else if (!running) {
       start();
       refresh();
-      collect({ event: "reset", data: {} });
+      collect(RESET);
     }
   });
 }
+
+/** Where the first stream of this page begins; later ones begin with a `reset`. */
+let first = firstCursor();
 
 /**
  * Be the tab that reads, or listen to it.
  * @param {AbortSignal} abort
  */
 async function run(abort) {
+  const own = first;
+  first = undefined;
   const name = `mens.changes.${caller.peek()?.tenant}.${caller.peek()?.name}`;
   const channel = new BroadcastChannel(name);
   abort.addEventListener("abort", () => channel.close());
@@ -118,6 +137,7 @@ async function run(abort) {
   };
   channel.onmessage = ({ data }) => {
     if (data.hello && isLeading) share({ state: connection.peek().state, cursor });
+    if (data.cursor && !cursor) void own?.then((mine) => mine && Number(data.cursor) > Number(mine) && collect(RESET)); // told before this tab listened
     hear(data);
   };
   /** @param {any} message */
@@ -128,13 +148,15 @@ async function run(abort) {
     if (Date.now() - heard > SILENT_AFTER && connection.peek().state === "live") show("connecting");
   }, 5_000);
   abort.addEventListener("abort", () => clearInterval(watch));
-  const lead = () => {
+  const lead = async () => {
     isLeading = true;
+    const begin = await Promise.race([own, pause(BEGINS_WITHIN, abort)]); // undefined: not known in time
+    cursor ||= begin || "";
     const tell = (/** @type {Message} */ message) => {
       hear(message);
       share(message);
     };
-    return readOrPoll(abort, () => cursor, tell);
+    return readOrPoll(abort, () => cursor, begin === undefined && !cursor, tell);
   };
   if (!navigator.locks) return lead(); // plain HTTP at another machine
   channel.postMessage({ hello: true }); // the leading tab answers with its state
@@ -149,10 +171,10 @@ async function run(abort) {
  * Read the stream; while there is none, let the screen ask, and try again more and more rarely.
  * @param {AbortSignal} abort
  * @param {() => string} cursor
+ * @param {boolean} hasMissed whether changes may have come that no stream has told
  * @param {Tell} tell
  */
-async function readOrPoll(abort, cursor, tell) {
-  let hasMissed = false; // whether changes may have come that no stream has told
+async function readOrPoll(abort, cursor, hasMissed, tell) {
   let tries = 0; // in a row that gave no stream although the API answers
   let unanswered = 0;
   let polled = { at: 0, calls: 0 };
@@ -241,7 +263,10 @@ async function readStream(abort, cursor, tell) {
     for (const part of parts) {
       const fields = fieldsOf(part);
       if (fields.event === "error") throw new Error("The key has ended.");
-      if (fields.event) tell({ cursor: fields.id, change: { event: fields.event, data: JSON.parse(fields.data || "{}") } });
+      if (!fields.event) continue;
+      const data = JSON.parse(fields.data || "{}");
+      const isRepeated = Number(fields.id) <= Number(cursor) && data.version <= (listed.get(data.id) ?? -1);
+      tell({ cursor: fields.id, ...(isRepeated ? {} : { change: { event: fields.event, data } }) });
     }
   }
 }
@@ -260,6 +285,7 @@ function fieldsOf(part) {
 /**
  * @param {number} milliseconds
  * @param {AbortSignal} abort
+ * @returns {Promise<undefined>}
  */
 function pause(milliseconds, abort) {
   return new Promise((resolve) => {

@@ -6,7 +6,7 @@ import { between, duration, loss, minute, plain, tail, whole } from "../lib/form
 import { useObject } from "../lib/cache.js";
 import { FILTERS, countsPath, parametersOf } from "../lib/first_calls.js";
 import { paced } from "../lib/pace.js";
-import { connection, onChanges } from "../lib/stream.js";
+import { connection, noteListed, onChanges } from "../lib/stream.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { isInDialog, useRowKeys } from "../parts/row_keys.js";
@@ -46,6 +46,7 @@ function useJobs(parameters) {
       if (response.status === 304) return setList((old) => ({ ...old, error: null, at: Date.now(), failures: 0 }));
       const page = await response.json();
       live.current.etag = response.headers.get("etag") || "";
+      noteListed(page.data);
       setList((old) => merged(old, page));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;

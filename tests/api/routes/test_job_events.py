@@ -237,6 +237,21 @@ def test_one_stream_has_the_changes_of_all_jobs(installation: Installation) -> N
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "Last-Event-ID")
 
 
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs?view=summary", "/v1/jobs/{job}"])
+@pytest.mark.parametrize("is_followed", [False, True], ids=["no other stream", "another stream"])
+def test_stream_goes_on_where_a_list_or_a_job_ends(installation: Installation, path: str, is_followed: bool) -> None:
+    client = installation.client
+    with ExitStack() as stack:
+        if is_followed:
+            next(stack.enter_context(client.stream("GET", "/v1/events")).iter_text())
+        answer = client.get(path.format(job=installation.job.id))
+        assert '"state":"queued"' in answer.text
+        installation.report("between the answer and the stream")
+        headers = {"Last-Event-ID": answer.headers["X-Mens-Last-Event-ID"]}
+        with client.stream("GET", "/v1/events", headers=headers) as response:
+            read_until(response.iter_text(), '"state":"running"')
+
+
 def test_stream_of_changes_begins_at_once(installation: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its first bytes a client knows that no proxy holds it back."""
     monkeypatch.setattr("api.routes.job_events.SILENT_SECONDS", 10**9)
