@@ -20,7 +20,7 @@ from api.errors import ErrorAnswer, declared
 from api.services import Services, ServicesDep
 from api.web.auth import Caller, CallerDep, require_operator
 from api.web.params import NO_NUL, Page, page_of
-from shared.database.overview.costs import COST_GROUPS, CostGroup, CostLine, Costs, Payer
+from shared.database.overview.costs import COST_COLUMNS, COST_GROUPS, CostGroup, CostLine, Costs, Payer
 from shared.database.tenancy import Role
 from shared.database.usage import GROUPS, Period, UsageLine
 from shared.errors import Code, Forbidden, InvalidRequest
@@ -100,15 +100,15 @@ async def costs(
     group_by: Annotated[
         str,
         Query(
-            description="Fields to group by: some of `day`, `key` and `base`, comma-separated; with `tenant`, for operators, the costs of "
-            "every tenant."
+            description="Fields to group by: some of `day`, `key`, `base`, `model` and `job`, comma-separated; with `tenant`, for "
+            "operators, the costs of every tenant."
         ),
     ] = "day,key,base",
     after: After = None,
     limit: Limit = 100,
     accept: Annotated[str, Header()] = "",
 ) -> Any:
-    """GPU time of jobs next to tokens, ordered by day, tenant, key and base, with their prices if an operator has set them.
+    """GPU time of jobs next to tokens, ordered by day, tenant, key, base, model and job, with their prices if an operator has set them.
 
     An admin gets the tenant's costs, any other key its own. With `Accept: text/csv` all lines are returned.
     """
@@ -145,8 +145,7 @@ def _write_csv(groups: Iterable[CostGroup], lines: Iterable[CostLine], table: IO
     Raises:
         InvalidRequest: ``REQUEST_INVALID``: the table has more than ``MOST_CSV_LINES`` lines.
     """
-    names = {"day": "day", "tenant": "tenant", "key": "key_name", "base": "base"}
-    left_out = {"id", *names.values()} - {names[group] for group in groups}
+    left_out = {"id", *COST_COLUMNS.values()} - {COST_COLUMNS[group] for group in groups}
     columns = [name for name in CostLine.model_fields if name not in left_out]
     text = TextIOWrapper(table, "utf-8", newline="")
     try:

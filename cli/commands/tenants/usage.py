@@ -21,7 +21,14 @@ PAGE = 1000
 COLUMNS = {"day": ("day",), "key": ("key_name", "key_id"), "model": ("model",)}
 """Columns of each group. The ids among them identify a line: names of keys may be reused."""
 FIGURES = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
-COST_COLUMNS = {"day": "day", "tenant": "tenant", "key": "key_name", "base": "base"}
+COST_COLUMNS = {
+    "day": "day",
+    "tenant": "tenant",
+    "key": "key_name",
+    "base": "base",
+    "model": "model",
+    "job": "job_id",
+}
 COST_FIGURES = ("attempts", "gpu_minutes", *FIGURES)
 KEY_ID = r"key-[0-9a-z]{26}"
 FIRST_DAY = "0001-01-01"
@@ -39,10 +46,10 @@ def usage(
         str | None,
         typer.Option(
             help=(
-                "Comma-separated fields to group by: day, key, model. With --costs: day, key, base and, for operators, "
-                "tenant."
+                "Comma-separated fields to group by: day, key, model. With --costs: day, key, base, model, job and, for "
+                "operators, tenant."
             ),
-            show_default="all of these except tenant",
+            show_default="day,key,model; with --costs day,key,base",
         ),
     ] = None,
     has_costs: Annotated[
@@ -74,7 +81,7 @@ def usage(
     """Show requests and tokens by day, key and model: with an admin's key the tenant's, otherwise the key's own."""
     if has_costs:
         if key or model:
-            raise typer.BadParameter("--costs takes neither --key nor --model; group them by key or base.")
+            raise typer.BadParameter("--costs takes neither --key nor --model; group them by key, base or model.")
         _print_costs(first, last, by or "day,key,base", tenant, as_json)
         return
     by, key_id = "day,key,model" if by is None else by, key

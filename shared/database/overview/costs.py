@@ -1,4 +1,4 @@
-"""Costs: GPU time of jobs and tokens of models, by day, tenant, key and base, and their price if prices are set."""
+"""Costs: GPU time of jobs and tokens of models, by day, tenant, key, base, model and job, and their price if prices are set."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from sqlalchemy import (
     type_coerce,
     union_all,
 )
+from sqlalchemy.orm import InstrumentedAttribute
 
 from shared.database.connection import Database
 from shared.database.records import Value
@@ -32,9 +33,18 @@ from shared.database.tenancy import SHARED
 from shared.database.usage import FIGURES, REMOVED_KEY, Period
 from shared.errors import Code, InvalidRequest
 
-CostGroup = Literal["day", "tenant", "key", "base"]
-COST_GROUPS: tuple[CostGroup, ...] = ("day", "tenant", "key", "base")
+CostGroup = Literal["day", "tenant", "key", "base", "model", "job"]
+COST_GROUPS: tuple[CostGroup, ...] = ("day", "tenant", "key", "base", "model", "job")
 """Fields that costs can be grouped by, in the order of the lines."""
+COST_COLUMNS: dict[CostGroup, str] = {
+    "day": "day",
+    "tenant": "tenant",
+    "key": "key_name",
+    "base": "base",
+    "model": "model",
+    "job": "job_id",
+}
+"""Fields of a line, by the groups that fill them."""
 MILLION = Decimal(1_000_000)
 HOUR = Decimal(3600)
 SMALLEST = Decimal("0.0001")
@@ -72,6 +82,13 @@ class CostLine(Value):
         None, description="Name of the key that submitted the jobs or sent the requests; empty: unknown."
     )
     base: str | None = Field(None, description="Base model, also of an adapter.")
+    model: str | None = Field(
+        None,
+        description="Adapter or base that answered; GPU time is that of the adapter that the job made, or else of its base.",
+    )
+    job_id: str | None = Field(
+        None, description="Job that used the GPU time or made the adapter that answered; empty: a base answered."
+    )
     attempts: int = Field(description="Attempts at jobs that have ended.")
     gpu_minutes: float = Field(description="GPU-minutes that they used.")
     requests: int
@@ -106,7 +123,7 @@ class Costs:
     def lines(
         self, payer: Payer, period: Period, group_by: Sequence[CostGroup], *, after: str | None = None, limit: int = 100
     ) -> list[CostLine]:
-        """Return costs by group, ordered by day, tenant, key and base; one line more than ``limit`` if more follow.
+        """Return costs by group, ordered by day, tenant, key, base, model and job; one line more than ``limit`` if more follow.
 
         Raises:
             InvalidRequest: ``REQUEST_INVALID``: ``after`` is not an id of such a line.
@@ -123,7 +140,11 @@ class Costs:
             InvalidRequest: as :meth:`lines`.
         """
         groups = [group for group in COST_GROUPS if group in group_by]
-        used = union_all(_tokens(payer, period), _gpu_time(payer, period, is_sqlite=self._db.is_sqlite)).subquery()
+        tokens, gpu_time = (
+            _tokens(payer, period, groups),
+            _gpu_time(payer, period, groups, is_sqlite=self._db.is_sqlite),
+        )
+        used = union_all(tokens, gpu_time).subquery()
         columns = [used.c[group] for group in groups]
         # PostgreSQL sums up BIGINT to NUMERIC, which would come back as a decimal.
         sums = [cast(func.sum(used.c[name]), BigInteger).label(name) for name in (*FIGURES, "attempts")]
@@ -150,10 +171,7 @@ class Costs:
         }
         return CostLine(
             id=",".join(quote(part, safe=" ") for part in labels.values()),
-            day=labels.get("day"),
-            tenant=labels.get("tenant"),
-            key_name=labels.get("key"),
-            base=labels.get("base"),
+            **{COST_COLUMNS[group]: value for group, value in labels.items()},
             gpu_minutes=round(row["gpu_seconds"] / 60, 3),
             **{name: row[name] for name in (*FIGURES, "attempts")},
             **{name: None if cost is None else str(cost) for name, cost in costs.items()},
@@ -161,20 +179,28 @@ class Costs:
         )
 
 
-def _tokens(payer: Payer, period: Period) -> Select[Any]:
+def _tokens(payer: Payer, period: Period, groups: Sequence[CostGroup]) -> Select[Any]:
     """Return the query of the counted requests."""
+
+    def of_adapter(column: InstrumentedAttribute[str]) -> ColumnElement[Any]:
+        """Return a column of the adapter that answered. A deleted adapter keeps its row; a name without one is that of a base."""
+        return (
+            select(func.min(column))
+            .where(AdapterRow.id == UsageRow.model, AdapterRow.tenant.in_([UsageRow.tenant, SHARED]))
+            .scalar_subquery()
+        )
+
     name = select(KeyRow.name).where(KeyRow.id == UsageRow.key_id).scalar_subquery()
-    # A deleted adapter keeps its row; a name without one is that of a base.
-    base = (
-        select(func.min(AdapterRow.base_model))
-        .where(AdapterRow.id == UsageRow.model, AdapterRow.tenant.in_([UsageRow.tenant, SHARED]))
-        .scalar_subquery()
-    )
+    columns: dict[CostGroup, ColumnElement[Any] | InstrumentedAttribute[str]] = {
+        "day": UsageRow.day,
+        "tenant": UsageRow.tenant,
+        "key": func.coalesce(name, REMOVED_KEY),
+        "base": func.coalesce(of_adapter(AdapterRow.base_model), UsageRow.model),
+        "model": UsageRow.model,
+        "job": func.coalesce(of_adapter(AdapterRow.job_id), ""),
+    }
     query: Select[Any] = select(
-        UsageRow.day.label("day"),
-        UsageRow.tenant.label("tenant"),
-        func.coalesce(name, REMOVED_KEY).label("key"),
-        func.coalesce(base, UsageRow.model).label("base"),
+        *(columns[group].label(group) for group in groups),
         *(getattr(UsageRow, figure).label(figure) for figure in FIGURES),
         literal(0).label("attempts"),
         literal(0.0, Float).label("gpu_seconds"),
@@ -184,19 +210,23 @@ def _tokens(payer: Payer, period: Period) -> Select[Any]:
     return query if payer.key_id is None else query.where(UsageRow.key_id == payer.key_id)
 
 
-def _gpu_time(payer: Payer, period: Period, *, is_sqlite: bool) -> Select[Any]:
+def _gpu_time(payer: Payer, period: Period, groups: Sequence[CostGroup], *, is_sqlite: bool) -> Select[Any]:
     """Return the query of the attempts that have ended, by the day on which they began, as quotas count them."""
-    columns: list[ColumnElement[Any]] = [
-        _day(is_sqlite=is_sqlite).label("day"),
-        GpuTimeRow.tenant.label("tenant"),
-        func.coalesce(JobRow.created_by, "").label("key"),
-        GpuTimeRow.base_model.label("base"),
-        *(literal(0).label(figure) for figure in FIGURES),
-        literal(1).label("attempts"),
-        GpuTimeRow.used.label("gpu_seconds"),
-    ]
+    columns: dict[CostGroup, ColumnElement[Any] | InstrumentedAttribute[str]] = {
+        "day": _day(is_sqlite=is_sqlite),
+        "tenant": GpuTimeRow.tenant,
+        "key": func.coalesce(JobRow.created_by, ""),
+        "base": GpuTimeRow.base_model,
+        "model": func.coalesce(JobRow.result["adapter_id"].as_string(), GpuTimeRow.base_model),
+        "job": JobRow.id,
+    }
     query = (
-        select(*columns)
+        select(
+            *(columns[group].label(group) for group in groups),
+            *(literal(0).label(figure) for figure in FIGURES),
+            literal(1).label("attempts"),
+            GpuTimeRow.used.label("gpu_seconds"),
+        )
         .join(JobRow, JobRow.id == GpuTimeRow.job_id)
         .where(GpuTimeRow.used.is_not(None), GpuTimeRow.started_at >= period.start, GpuTimeRow.started_at <= period.end)
     )

@@ -169,7 +169,9 @@ def test_costs_are_a_tenants_own(anonymous: TestClient, keys: dict[str, tuple[Ke
     [line] = ask("viewer").json()["data"]
     assert (line["requests"], line["prompt_tokens"], line["gpu_minutes"]) == (1, 10, 0.0)
     assert (line["gpu_cost"], line["token_cost"], line["currency"]) == (None, None, None)
-    refused = ask("viewer", group_by="model"), ask("viewer", key="x"), ask("viewer", after="a")
+    [line] = ask("viewer", group_by="model,job").json()["data"]
+    assert (line["model"], line["job_id"], line["base"]) == ("viewer", "", None)
+    refused = ask("viewer", group_by="hour"), ask("viewer", key="x"), ask("viewer", after="a")
     assert [answer.status_code for answer in refused] == [400, 422, 400]
     etag = ask("viewer").headers["etag"]
     headers = {"Authorization": f"Bearer {keys['viewer'][1]}", "If-None-Match": etag}
@@ -181,11 +183,11 @@ def test_costs_as_a_table_calculate_nothing(anonymous: TestClient, app: FastAPI)
     key, secret = app.state.services.keys.create('=HYPERLINK("x")', "acme")
     app.state.services.usage.add({UsageAccount(TODAY.isoformat(), key.id, "tiny", "acme"): Amount(1, 10, 4, 2)})
     headers = {"Authorization": f"Bearer {secret}", "Accept": "text/csv"}
-    answer = anonymous.get("/v1/usage/costs", params={"group_by": "key,base", "limit": 1}, headers=headers)
+    answer = anonymous.get("/v1/usage/costs", params={"group_by": "key,base,job", "limit": 1}, headers=headers)
     assert answer.headers["content-type"].startswith("text/csv")
     assert answer.text == (
-        "key_name,base,attempts,gpu_minutes,requests,prompt_tokens,cached_tokens,completion_tokens,gpu_cost,token_cost,currency\n"
-        '"\'=HYPERLINK(""x"")",tiny,0,0.0,1,10,4,2,,,\n'
+        "key_name,base,job_id,attempts,gpu_minutes,requests,prompt_tokens,cached_tokens,completion_tokens,gpu_cost,token_cost,currency\n"
+        '"\'=HYPERLINK(""x"")",tiny,,0,0.0,1,10,4,2,,,\n'
     )
 
 

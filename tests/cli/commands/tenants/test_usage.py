@@ -52,6 +52,8 @@ def test_costs_have_gpu_time_and_tokens(mens: Command) -> None:
         "2026-11-02\tci\tdemo@1\t0\t0.0\t1\t10\t4\t2\n2026-11-02\tci\ttiny\t0\t0.0\t1\t10\t4\t2"
     )
     assert json.loads(mens(*PERIOD, "--costs", "--by", "key", "--json"))[0]["requests"] == 4
+    by_model = mens(*PERIOD, "--costs", "--by", "model,job")
+    assert by_model == "demo@1\t\t0\t0.0\t2\t20\t8\t4\ntiny\t\t0\t0.0\t2\t20\t8\t4"
     assert "neither --key nor --model" in mens("--costs", "--model", "tiny", code=2)
 
 

@@ -12,7 +12,8 @@ from shared.database.callers.keys import Keys
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
-from shared.database.overview.costs import COST_GROUPS, Costs, Payer, Prices
+from shared.database.lists.job_filter import JobFilter
+from shared.database.overview.costs import Costs, Payer, Prices
 from shared.database.usage import Amount, Period, Usage, UsageAccount
 from shared.errors import InvalidRequest
 from tests.support.builders import claimed, new_adapter
@@ -20,6 +21,7 @@ from tests.support.clock import Clock
 
 PRICES = Prices("EUR", Decimal("1.80"), Decimal("0.20"), Decimal("0.60"))
 EVERYONE = Payer(None)
+GROUPS = ("day", "tenant", "key", "base")
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def used(database: Database, jobs: Jobs, leases: Leases, clock: Clock, today: da
     with acting(AuditActor.of_key(alice.id, alice.name, "00u1", "::1")):
         lease = claimed(jobs.of("acme"), leases, base_model="tiny")
         clock.advance(120)
-        leases.finish(lease, {}, adapters=[new_adapter("demo@1")])
+        leases.finish(lease, {"adapter_id": "demo@1"}, adapters=[new_adapter("demo@1")])
     with acting(AuditActor.of_key(bob.id, bob.name, None, "::1")):
         lease = claimed(jobs.of("other"), leases, base_model="large")
         clock.advance(60)
@@ -59,13 +61,15 @@ def used(database: Database, jobs: Jobs, leases: Leases, clock: Clock, today: da
 def test_gpu_time_and_tokens_of_a_group_are_one_line(database: Database, today: date) -> None:
     costs = Costs(database, PRICES)
     period = Period(today - timedelta(days=1), today + timedelta(days=1))
-    first, *others = costs.lines(EVERYONE, period, COST_GROUPS)
+    first, *others = costs.lines(EVERYONE, period, GROUPS)
     assert first.model_dump() == {
         "id": f"{today},acme,alice,tiny",
         "day": today.isoformat(),
         "tenant": "acme",
         "key_name": "alice",
         "base": "tiny",
+        "model": None,
+        "job_id": None,
         "attempts": 1,
         "gpu_minutes": 2.0,
         "requests": 3,
@@ -81,7 +85,7 @@ def test_gpu_time_and_tokens_of_a_group_are_one_line(database: Database, today: 
         ("bob, =1+1", "tiny", 0.0, 1),
     ]
     pages, after = [], None
-    while page := costs.lines(EVERYONE, period, COST_GROUPS, after=after, limit=1)[:1]:
+    while page := costs.lines(EVERYONE, period, GROUPS, after=after, limit=1)[:1]:
         pages += page
         after = page[0].id
     assert pages == [first, *others], "ids with commas are cursors, too"
@@ -92,6 +96,25 @@ def test_gpu_time_and_tokens_of_a_group_are_one_line(database: Database, today: 
     for wrong in ("2026-01-01", "2026-01-01,%00"):
         with pytest.raises(InvalidRequest):
             costs.lines(EVERYONE, period, ["day", "key"], after=wrong)
+
+
+@pytest.mark.usefixtures("used")
+def test_training_and_requests_of_a_model_or_a_job_are_one_line(database: Database, jobs: Jobs, today: date) -> None:
+    costs, period = Costs(database, PRICES), Period(today, today)
+    by_model = costs.lines(EVERYONE, period, ["model"])
+    assert [(line.model, line.gpu_minutes, line.requests) for line in by_model] == [
+        ("demo@1", 2.0, 2),
+        ("large", 1.0, 0),
+        ("tiny", 0.0, 2),
+    ]
+    assert (by_model[0].gpu_cost, by_model[0].token_cost) == ("0.0600", "0.5000")
+    by_job = {line.job_id: (line.gpu_minutes, line.requests) for line in costs.lines(EVERYONE, period, ["job"])}
+    (acme,) = jobs.of("acme").list(JobFilter())
+    assert by_job.pop(acme.id) == (2.0, 2)
+    assert by_job.pop("") == (0.0, 2), "a base answered"
+    assert list(by_job.values()) == [(1.0, 0)]
+    [line] = costs.lines(Payer("acme"), period, ["base", "model", "job"], after=f"tiny,demo%401,{acme.id[:-1]}")[:1]
+    assert line.id == f"tiny,demo%401,{acme.id}"
 
 
 @pytest.mark.usefixtures("used")
