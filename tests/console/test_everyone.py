@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from PIL import Image
+from playwright.sync_api import expect
 
 from tests.console.browser import PHONE, WIDE, Visitor, findings
 
@@ -51,6 +52,7 @@ SCREENS = {
     "eval-items": ("#/evals/{eval}/{evaluated}", "article"),
     "usage": ("#/usage?by=day,key,base", "tbody tr"),
     "system": ("#/usage?tab=system", "tbody tr"),
+    "sign-ins": ("#/usage?tab=sign-ins", "tbody tr"),
     "new": ("#/new?data.train_file={file}", ".good"),
     "new-wrong": ("#/new?data.train_file={file}&exec.epochs=0", ".fault"),
     "files": ("#/files", "a.name"),
@@ -107,6 +109,7 @@ def test_every_screen_is_for_everyone(
             page.goto(f"{visitor.url}/{address.format(**ids)}")
             page.locator(sign).first.wait_for()
             page.locator(".connection.live").wait_for()
+            expect(page.get_by_role("button", name="Copy as…"), f"every screen has it: {name}").to_have_count(1)
             faults += [f"{name}: {fault}" for fault in findings(page)]
             if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
                 faults.append(f"{name} is wider than the window")

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import csv
 import json
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.console.browser import HOSTILE, Visitor, ask
+from tests.console.browser import HOSTILE, Visitor, ask, sign_in
 from tests.system.loop import Installation
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ def test_usage_is_added_up_and_saved(
         assert [(row["base"], int(row["attempts"])) for row in rows] == [
             (line["base"], line["attempts"]) for line in by_base
         ]
+        adapter = tuned["result"]["adapter_id"]
+        page.get_by_label("Group by").select_option("model")
+        page.get_by_role("group", name="Usage").get_by_title(adapter).wait_for()
+        page.get_by_label("Group by").select_option("job")
+        job = page.get_by_role("group", name="Usage").get_by_title(tuned["id"])
+        expect(job).to_have_attribute("href", f"#/runs/{tuned['id']}")
         page.get_by_label("Period").select_option("1")
         page.wait_for_url("**days=1**")
 
@@ -54,8 +61,16 @@ def test_system_shows_the_machines_to_operators_alone(visitor: Visitor, states: 
         assert "GB of " in worker, "the free part of its disk"
         page.goto(f"{visitor.url}/#/usage?by=tenant")
         page.get_by_role("group", name="Usage").get_by_role("cell", name="shared").wait_for()
+        page.goto(f"{visitor.url}/#/usage?tab=system")
+        page.get_by_role("button", name="Copy as…").click()
+        dialog = page.get_by_role("dialog", name="Copy as")
+        for title in ("curl", "Python"):
+            for path in ("/v1/workers", "/v1/replicas", "/v1/quotas"):
+                expect(dialog.get_by_label(title, exact=True)).to_contain_text(path)
+        expect(dialog.get_by_label("mens", exact=True)).to_contain_text("mens status --workers")
     with visitor.visit(states["viewer"], allowed=frozenset({403}), hash_="#/usage?tab=system") as (page, watch):
         page.get_by_role("heading", name="For operators").wait_for()
+        expect(page.get_by_role("button", name="Copy as…")).to_have_count(0)
         assert not [one.url for one in watch.requests if "/v1/workers" in one.url]
         page.goto(f"{visitor.url}/#/usage?by=tenant")
         page.get_by_role("heading", name="Your key").wait_for()
@@ -63,6 +78,42 @@ def test_system_shows_the_machines_to_operators_alone(visitor: Visitor, states: 
         assert ask(page, "GET", "/v1/usage/costs?group_by=tenant") == 403
         assert ask(page, "GET", "/v1/replicas") == 403
         assert ask(page, "GET", "/v1/quotas") == 403
+
+
+def test_admin_sees_the_sign_ins_of_others_and_ends_one(
+    visitor: Visitor, installation: Installation, state: StorageState
+) -> None:
+    name = f"<i>leaver-{secrets.token_hex(4)}</i>"
+    key = installation.call("POST", "/v1/keys", json={"name": name, "role": "trainer"})
+    other = installation.call(
+        "POST", "/v1/keys", json={"name": "elsewhere", "role": "viewer", "tenant": f"t-{secrets.token_hex(4)}"}
+    )
+    with visitor.visit() as (page, _):
+        sign_in(page, other["secret"])
+    with visitor.visit(allowed=frozenset({401}), hash_="#/usage?tab=sign-ins") as (leaver, _):
+        sign_in(leaver, key["secret"])
+        rows = leaver.get_by_role("group", name="Sign-ins").get_by_role("row")
+        expect(rows.nth(1)).to_contain_text("this one")
+        expect(rows, "a trainer sees their own").to_have_count(2)
+        with visitor.visit(state, hash_="#/usage") as (page, _):
+            page.get_by_role("link", name="sign-ins").click()
+            table = page.get_by_role("group", name="Sign-ins")
+            row = table.get_by_role("row", name=name)
+            row.wait_for()
+            expect(table.get_by_text("this one")).to_have_count(1)
+            expect(table.get_by_text("elsewhere"), "of another tenant").to_have_count(0)
+            page.get_by_role("button", name="Copy as…").click()
+            expect(page.get_by_role("dialog", name="Copy as").get_by_label("curl", exact=True)).to_contain_text(
+                "/v1/sign_ins"
+            )
+            page.get_by_role("button", name="Close").click()
+            row.get_by_role("button").click()
+            page.get_by_role("dialog", name="Confirm").get_by_role("button", name="Back").click()
+            expect(row).to_have_count(1)
+            row.get_by_role("button").click()
+            page.get_by_role("dialog", name="Confirm").get_by_role("button", name="End it").click()
+            expect(row).to_have_count(0)
+        leaver.get_by_text("Your sign-in has ended").wait_for()
 
 
 def test_prices_and_hostile_names_are_text(visitor: Visitor, state: StorageState) -> None:

@@ -32,10 +32,10 @@ export function asCurl(path, { method = "POST", json } = {}) {
 
 /**
  * Python with httpx, for routes that OpenAI's client does not have.
- * @param {string} path
+ * @param {string | string[]} paths several are read one after the other
  * @param {{method?: string, json?: unknown}} [options]
  */
-export function asHttpx(path, { method = "POST", json } = {}) {
+export function asHttpx(paths, { method = "POST", json } = {}) {
   const sent = json === undefined ? "" : `, json=${literal(json)}`;
   const verb = json === undefined ? "get" : method.toLowerCase();
   return [
@@ -43,7 +43,7 @@ export function asHttpx(path, { method = "POST", json } = {}) {
     "import httpx",
     "",
     `mens = httpx.Client(base_url=${JSON.stringify(location.origin)}, headers={"Authorization": f"Bearer {os.environ['MENS_API_KEY']}"})`,
-    `print(mens.${verb}(${JSON.stringify(path)}${sent}).raise_for_status().json())`,
+    ...[paths].flat().map((path) => `print(mens.${verb}(${JSON.stringify(path)}${sent}).raise_for_status().json())`),
   ].join("\n");
 }
 
@@ -70,7 +70,7 @@ export function openaiClient() {
   ].join("\n");
 }
 
-/** @param {{curl: string, python: string, mens: string, name?: string}} props */
+/** @param {{curl: string, python: string, mens?: string, name?: string}} props `mens`: none if no command does it */
 export function CopyAs({ curl, python, mens, name = "Copy as…" }) {
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
   const [isOpen, setOpen] = useState(false);
@@ -82,7 +82,7 @@ export function CopyAs({ curl, python, mens, name = "Copy as…" }) {
     <dialog ref=${dialog} aria-label="Copy as" onClose=${() => setOpen(false)}>
       ${isOpen && html`<header><h2>The same elsewhere</h2><button type="button" class="small" onClick=${() => dialog.current?.close()}>Close</button></header>
       <p class="faint">Set <code>MENS_API_KEY</code> to a key of yours; the page never shows one.</p>
-      ${[["mens", mens], ["curl", curl], ["Python", python]].map(([title, text]) => html`<section key=${title} class="code">
+      ${[["mens", mens || ""], ["curl", curl], ["Python", python]].filter(([, text]) => text).map(([title, text]) => html`<section key=${title} class="code">
         <header><h3>${title}</h3>${h(CopyButton, { text })}</header><pre tabindex="0" aria-label=${title}>${text}</pre></section>`)}`}
     </dialog>`;
 }

@@ -1,28 +1,33 @@
-/** What was used and what it costs, by day, key, base or tenant; for operators also the machines behind it. */
+/** What was used and what it costs, by day, key, base, model, job or tenant; for operators also the machines behind it. */
 import { useEffect, useState } from "../vendor/preact-hooks.js";
 import { address, change, to } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
 import { ApiError, call, caller, succeed } from "../lib/client.js";
-import { counted, exact, plain, size, whole } from "../lib/format.js";
+import { counted, exact, model, plain, size, tail, whole } from "../lib/format.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { useIsShown } from "../parts/shown.js";
 import { Empty, Fact, Failure, Loading, Stale } from "../parts/state.js";
+import { SignIns, copiesOfSignIns } from "./sign_ins.js";
 
 const PERIODS = /** @type {Record<string, string>} */ ({ "1": "today", "7": "7 days", "30": "30 days", "90": "90 days", "365": "a year" });
-const GROUPS = /** @type {Record<string, string>} */ ({ day: "day", key: "key", base: "base", "day,key,base": "day, key and base" });
+const GROUPS = /** @type {Record<string, string>} */ ({ day: "day", key: "key", base: "base", model: "model", job: "job", "day,key,base": "day, key and base" });
 const OF_ALL = /** @type {Record<string, string>} */ ({ tenant: "tenant", "tenant,key": "tenant and key", "day,tenant,key,base": "day, tenant, key and base" });
-const NAMES = /** @type {Record<string, string>} */ ({ day: "day", tenant: "tenant", key: "key_name", base: "base" });
+const NAMES = /** @type {Record<string, string>} */ ({ day: "day", tenant: "tenant", key: "key_name", base: "base", model: "model", job: "job_id" });
 const PAGE = 100;
 const SHORT_OF_DISK = 0.1;
 
+const TABS = [["", "usage"], ["system", "system"], ["sign-ins", "sign-ins"]];
+const MACHINES = ["/v1/workers", "/v1/replicas", "/v1/quotas"];
+
 /** @param {{query: URLSearchParams}} props */
 export function UsageAndSystem({ query }) {
-  const isSystem = query.get("tab") === "system";
-  const tabs = [["", "usage"], ["system", "system"]];
-  return html`<div class="head"><h1>Usage and system</h1>${isSystem ? "" : h(Copies, {})}</div>
-    <nav class="tabs" aria-label="Parts">${tabs.map(([tab, title]) => html`<a key=${tab} href=${to(["usage"], { tab })} aria-current=${isSystem === (tab === "system") ? "page" : undefined}>${title}</a>`)}</nav>
-    ${isSystem ? (caller.value.is_operator ? h(System, {}) : h(Empty, { title: "For operators", children: html`<p>Machines belong to the installation: this needs an admin of the tenant <code>shared</code>.</p>` })) : h(Usage, {})}`;
+  const open = TABS.find(([tab]) => tab === query.get("tab"))?.[0] || "";
+  const copies = open === "sign-ins" ? copiesOfSignIns() : open ? (caller.value.is_operator ? copiesOfSystem() : null) : copiesOfUsage();
+  return html`<div class="head"><h1>Usage and system</h1>${copies && h(CopyAs, copies)}</div>
+    <nav class="tabs" aria-label="Parts">${TABS.map(([tab, title]) => html`<a key=${tab} href=${to(["usage"], { tab })} aria-current=${open === tab ? "page" : undefined}>${title}</a>`)}</nav>
+    ${open === "sign-ins" ? h(SignIns, {}) : !open ? h(Usage, {})
+      : caller.value.is_operator ? h(System, {}) : h(Empty, { title: "For operators", children: html`<p>Machines belong to the installation: this needs an admin of the tenant <code>shared</code>.</p>` })}`;
 }
 
 /** What the address asks for: days and groups that there are. */
@@ -35,9 +40,13 @@ function asked() {
   return { days, by, groups, from, path: `/v1/usage/costs?${new URLSearchParams({ from, group_by: by })}` };
 }
 
-function Copies() {
+function copiesOfUsage() {
   const { from, by, path } = asked();
-  return h(CopyAs, { curl: asCurl(path), python: asHttpx(path), mens: `mens usage --costs --from ${quoted(from)} --by ${quoted(by)}` });
+  return { curl: asCurl(path), python: asHttpx(path), mens: `mens usage --costs --from ${quoted(from)} --by ${quoted(by)}` };
+}
+
+function copiesOfSystem() {
+  return { curl: MACHINES.map((path) => asCurl(path)).join("\n"), python: asHttpx(MACHINES), mens: "mens status --workers\nmens replicas\nmens tenants list" };
 }
 
 function Usage() {
@@ -96,9 +105,19 @@ function Lines({ lines, by }) {
   const isPriced = (/** @type {string} */ name) => lines.some((line) => line[name] !== null);
   const costs = [["gpu_cost", "GPU cost"], ["token_cost", "token cost"]].filter(([name]) => isPriced(name));
   return html`<table><thead><tr>${[...groups, "attempts", "GPU-minutes", "requests", "prompt tokens", "of them cached", "answer tokens", ...costs.map(([, title]) => title)].map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr></thead>
-    <tbody>${lines.map((line) => html`<tr key=${line.id}>${groups.map((group) => html`<td key=${group}>${plain(line[NAMES[group]], 80) || html`<span class="faint">unknown</span>`}</td>`)}
+    <tbody>${lines.map((line) => html`<tr key=${line.id}>${groups.map((group) => html`<td key=${group}>${cellOf(group, line[NAMES[group]])}</td>`)}
       <td class="number">${whole(line.attempts)}</td><td class="number">${minutes(line.gpu_minutes)}</td><td class="number">${whole(line.requests)}</td><td class="number">${whole(line.prompt_tokens)}</td><td class="number">${whole(line.cached_tokens)}</td><td class="number">${whole(line.completion_tokens)}</td>
       ${costs.map(([name]) => html`<td key=${name} class="number">${money(line[name], line.currency)}</td>`)}</tr>`)}</tbody></table>`;
+}
+
+/**
+ * @param {string} group
+ * @param {string} value
+ */
+function cellOf(group, value) {
+  if (!value) return html`<span class="faint">${group === "job" ? "none: a base answered" : "unknown"}</span>`;
+  if (group === "job") return html`<a href=${to(["runs", value])} title=${plain(value)}>${tail(value)}</a>`;
+  return group === "model" ? html`<span title=${plain(value)}>${model(value)}</span>` : plain(value, 80);
 }
 
 /** @param {{lines: any[], quota: any, isMine: boolean, isOfAll: boolean}} props */
@@ -117,9 +136,7 @@ function Sum({ lines, quota, isMine, isOfAll }) {
 // -- system -----------------------------------------------------------------------------------------------------------
 
 function System() {
-  const workers = useObject("/v1/workers");
-  const replicas = useObject("/v1/replicas");
-  const queues = useObject("/v1/quotas");
+  const [workers, replicas, queues] = MACHINES.map((path) => useObject(path));
   const failed = [workers, replicas, queues].find((one) => one.error && !one.data);
   if (failed) return h(Failure, { error: failed.error, retry: failed.reload });
   if (!workers.data || !replicas.data || !queues.data) return h(Loading, {});
