@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bench.gateway import KeptConnection, MeasuredEndpoint, percentile, stream
 from bench.harness.chromium import (
+    Traffic,
     chromium,
     longest_block,
     milliseconds_until,
@@ -65,6 +66,15 @@ UPDATES = """([name, ids, times]) => {
   for (let time = 0; time < times; time++)
     for (const id of ids) channel.postMessage({ change: { event: "progress", data: { id, step: time, train_loss: 1 / (time + 1) } } });
 }"""
+HIDE = """(isHidden) => {
+  Object.defineProperty(document, "hidden", { get: () => isHidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+"""Tells a page that it is hidden: a headless browser shows all its pages, so this one still draws what it would draw."""
+HIDDEN_MS = 31_000
+"""Time after which a hidden page has ended its stream."""
+HIDDEN_PERCENT = 0.3
+"""Most that a hidden page may use above a blank one: the goal is nothing, and two measurements of a blank page differ by as much."""
 SCROLL = """async (steps) => {
   for (let step = 0; step < steps; step++) {
     scrollBy(0, 400);
@@ -195,6 +205,7 @@ class ConsoleBench:
             traffic.forget()
             shares["mens"] = share_of_a_core(CHROMIUM, page, seconds)
             calls, received = len(traffic.calls) * 60 / seconds, traffic.received * 60 / seconds / 1000
+            shares["hidden"], hidden_calls = self.hidden(page, traffic)
             memory = [heap_mb(page)]
             ids, times = [lease.job.id for lease in self.jobs.running], 1 if self.options.smoke else 200
             for _ in range(2):
@@ -208,9 +219,17 @@ class ConsoleBench:
         for server, share in shares.items():
             print(f"{server:<14}{share:>12.2f}")
         added = shares["mens"] - shares["blank"]
-        peers = {f"{server}_percent": share for server, share in shares.items() if server != "mens"}
+        peers = {f"{server}_percent": share for server, share in shares.items() if server not in {"mens", "hidden"}}
         return [
-            self.goal("W3", added, 3, whole_percent=shares["mens"], **peers),
+            self.goal(
+                "W3",
+                added,
+                3,
+                whole_percent=shares["mens"],
+                hidden_percent=Limited(shares["hidden"] - shares["blank"], HIDDEN_PERCENT),
+                hidden_calls=Limited(hidden_calls, 0),
+                **peers,
+            ),
             self.goal(
                 "W4",
                 calls,
@@ -227,6 +246,18 @@ class ConsoleBench:
                 changes=2 * times * len(ids),
             ),
         ]
+
+    def hidden(self, page: Page, traffic: Traffic) -> tuple[float, int]:
+        """Return the share of a core that a hidden page uses while jobs run, and the number of its calls. It is shown again
+        afterwards.
+        """
+        page.evaluate(HIDE, True)
+        page.wait_for_timeout(0 if self.options.smoke else HIDDEN_MS)
+        traffic.forget()
+        share, calls = share_of_a_core(CHROMIUM, page, self.options.seconds), len(traffic.calls)
+        page.evaluate(HIDE, False)
+        page.locator(".connection.live").wait_for()
+        return share, calls
 
     def without_a_stream(self, seconds: float) -> tuple[float, float]:
         """Return the number of calls per minute when event streams are refused, each try of one included, and the share

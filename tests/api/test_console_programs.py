@@ -32,6 +32,7 @@ globalThis.setInterval = (...given) => repeat(...given).unref(); // Node ends wh
 globalThis.localStorage = { getItem: () => null };
 globalThis.matchMedia = () => ({ matches: false, addEventListener() {} });
 globalThis.document = {
+  addEventListener() {},
   querySelector: () => null,
   documentElement: { dataset: {} },
   createElement: () => ({}),

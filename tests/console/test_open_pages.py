@@ -192,6 +192,61 @@ def test_first_requests_are_made_once(
         assert {path.split("?")[0] for path in calls} == early | {"/v1/me", "/v1/events"}, calls
 
 
+HIDE = """(isHidden) => {
+  Object.defineProperty(document, "hidden", { get: () => isHidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+"""A headless browser shows all its pages."""
+COUNT_TIMERS = """
+window.timersThatRan = 0;
+for (const name of ["setTimeout", "setInterval"]) {
+  const make = window[name];
+  window[name] = (act, ...more) => make((...given) => { window.timersThatRan += 1; act(...given); }, ...more);
+}
+"""
+
+
+@pytest.mark.parametrize("screen", ["jobs", "run", "playground", "compare", "system"])
+def test_hidden_page_does_nothing_until_somebody_looks(
+    visitor: Visitor,
+    installation: Installation,
+    state: StorageState,
+    tuned: dict[str, Any],
+    slower: dict[str, Any],
+    screen: str,
+) -> None:
+    hash_ = {
+        "run": f"#/runs/{tuned['id']}",
+        "compare": f"#/compare?jobs={slower['id']},{tuned['id']}",
+        "system": "#/usage?tab=system",
+    }.get(screen, f"#/{screen}")
+    with visitor.visit(state, hash_="#/nowhere") as (page, watch):
+        page.locator(".connection.live").wait_for()
+        page.clock.install()
+        page.add_init_script(COUNT_TIMERS)
+        page.goto(f"{visitor.url}/{hash_}")
+        page.reload()
+        page.locator(".connection.live").wait_for()
+        page.clock.pause_at(datetime.now(UTC) + timedelta(seconds=5))
+        pass_time(page, watch, 2)
+        with page.expect_event("requestfailed", lambda request: request.url.endswith("/v1/events")):
+            page.evaluate(HIDE, True)
+            pass_time(page, watch, 31)
+        before = len(watch.requests)
+        ran = page.evaluate("window.timersThatRan")
+        assert ran > 0, "while it was shown"
+        page.clock.run_for(3_600_000)
+        page.wait_for_timeout(200)
+        assert watch.requests[before:] == []
+        assert page.evaluate("window.timersThatRan") == ran
+        page.evaluate(HIDE, False)
+        pass_time(page, watch, 2)
+        expect(page.locator(".connection")).to_have_text(re.compile("live"))
+        paths = [urlsplit(request.url).path for request in watch.requests[before:]]
+        assert paths.count("/v1/events") == 1, paths
+        assert screen != "jobs" or "/v1/jobs" in paths[paths.index("/v1/events") :], "what changed meanwhile is read"
+
+
 @pytest.mark.parametrize("screen", ["jobs", "run"])
 def test_change_between_the_first_answers_and_the_stream_is_shown(
     visitor: Visitor, installation: Installation, state: StorageState, screen: str

@@ -34,9 +34,17 @@ export function Badge({ state, stage, word }) {
   return html`<span class="badge ${state}"><span class="shape" aria-hidden="true">${shape}</span>${word || doing || wordOf(state)}</span>`;
 }
 
-/** Grows every half minute: one timer for all times of a page. */
+/** Grows every half minute while somebody looks: one timer for all times of a page. */
 const tick = signal(0);
-setInterval(() => (tick.value += 1), 30_000);
+let timer = 0;
+function followClock() {
+  clearInterval(timer);
+  if (document.hidden) return;
+  tick.value += 1;
+  timer = setInterval(() => (tick.value += 1), 30_000);
+}
+document.addEventListener("visibilitychange", followClock);
+followClock();
 
 /** @param {{time: string | number | null | undefined}} props */
 export function Time({ time }) {
