@@ -180,13 +180,21 @@ def sign_in(page: Page, key: str) -> None:
 
 def ask(page: Page, method: str, path: str, body: Any = None) -> int:
     """Status of a request that a page's person makes without the page's buttons."""
-    status = page.evaluate(
-        """async ([method, path, body]) => (await fetch(path, {
-            method, body, headers: {"X-Mens-Sign-In": localStorage.getItem("mens.sign_in"), "Content-Type": "application/json"},
-        })).status""",
+    return answer_to(page, method, path, body)[0]
+
+
+def answer_to(page: Page, method: str, path: str, body: Any = None) -> tuple[int, str]:
+    """Status of such a request, and the error's code if it was refused."""
+    status, code = page.evaluate(
+        """async ([method, path, body]) => {
+            const headers = {"X-Mens-Sign-In": localStorage.getItem("mens.sign_in"), "Content-Type": "application/json"};
+            const answer = await fetch(path, { method, body, headers });
+            const { error } = await answer.json().catch(() => ({}));
+            return [answer.status, error?.mens?.code ?? ""];
+        }""",
         [method, path, None if body is None else json.dumps(body)],
     )
-    return int(status)
+    return int(status), str(code)
 
 
 def findings(page: Page) -> list[str]:

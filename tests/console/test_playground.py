@@ -5,12 +5,14 @@ shown as text.
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from playwright.sync_api import expect
 
 from tests.console.browser import PHONE, Visitor
+from tests.support.waiting import eventually
 from tests.system.loop import ANSWER, BASE, QUESTION, Installation
 
 if TYPE_CHECKING:
@@ -99,6 +101,36 @@ def test_refusal_of_one_model_leaves_the_other(visitor: Visitor, state: StorageS
         page.get_by_role("article", name="Answer of the right model").get_by_text(
             "tokens", exact=False
         ).first.wait_for()
+
+
+def test_stopping_one_answer_ends_its_request_and_leaves_the_other(
+    visitor: Visitor, state: StorageState, installation: Installation, tuned: dict[str, Any]
+) -> None:
+    tokens, choices = 900, 16  # many seconds of work for the engine
+
+    def lengthen(route: Route) -> None:
+        body = route.request.post_data_json
+        more = {"max_tokens": tokens, "n": choices, "ignore_eos": True} if body["model"] == "invoices" else {}
+        route.continue_(post_data=json.dumps(body | more))
+
+    before = installation.engine("generation_tokens_total")
+    with visitor.visit(state, hash_=f"#/playground?left=invoices&right={BASE}&max=32") as (page, _):
+        page.route("**/v1/chat/completions", lengthen)
+        page.get_by_label("Your question").fill(QUESTION)
+        page.get_by_role("button", name="Send both").click()
+        left, right = (page.get_by_role("article", name=f"Answer of the {side} model") for side in ("left", "right"))
+        expect(left.locator(".text")).to_have_text(re.compile(r"\S"))
+        eventually(lambda: installation.engine("num_requests_running"), 30, "the engine works")
+        left.get_by_role("button", name="Stop").click()
+        expect(left).to_have_attribute("aria-busy", "false")
+        expect(right).to_have_attribute("aria-busy", "false")
+        expect(right.get_by_text(re.compile(r"^\d+ tokens?$"))).to_be_visible()
+        expect(left.locator(".text")).to_have_text(re.compile(r"\S"))
+        expect(page.get_by_role("alert")).to_have_count(0)
+        expect(page.get_by_role("button", name="Stop")).to_have_count(0)
+        expect(page.get_by_role("group", name="Verdict")).to_be_visible()
+        eventually(lambda: not installation.engine("num_requests_running"), 60, "the engine has nothing to do")
+    assert 1 <= installation.engine("generation_tokens_total") - before < tokens * choices
 
 
 def test_hostile_answer_is_text(visitor: Visitor, state: StorageState, tuned: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.console.browser import PHONE, Visitor
+from tests.system.loop import Installation
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route, StorageState
@@ -48,6 +49,44 @@ def test_losses_are_overlaid_zoomed_and_in_a_table(
         page.keyboard.press("End")
         page.keyboard.press("ArrowLeft")
         plot.locator(".at", has_text="step").wait_for()
+
+
+CHARTS = {
+    "Learning rate": "learning_rate",
+    "Gradient norm": "grad_norm",
+    "Tokens per second": "tokens_per_second",
+    "Memory": "memory_bytes",
+}
+UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+
+
+def number_of(text: str) -> float:
+    """The number that a page shows with three digits and a unit."""
+    digits, _, unit = text.partition(" ")
+    return float(digits) * UNITS[unit]
+
+
+def test_small_charts_show_the_values_of_the_run(
+    visitor: Visitor, installation: Installation, state: StorageState, tuned: dict[str, Any]
+) -> None:
+    query = {"series": ",".join(CHARTS.values())}
+    series = installation.call("GET", f"/v1/jobs/{tuned['id']}/metrics", params=query)["series"]
+    with visitor.visit(state, hash_=f"#/runs/{tuned['id']}") as (page, _):
+        for title, name in CHARTS.items():
+            steps, values = series[name]["step"], series[name]["value"]
+            assert steps[-1] == tuned["plan"]["optimizer_steps"], name
+            chart = page.get_by_role("region", name=title, exact=True)
+            chart.locator("canvas").wait_for()
+            expect(chart.locator(".at")).to_have_text("last")
+            shown = number_of(chart.locator(".legend b").inner_text())
+            assert shown == pytest.approx(values[-1], rel=0.006), name
+            chart.get_by_text("Values as a table").click()
+            rows = chart.get_by_role("rowheader")
+            expect(rows.last).to_have_text(str(steps[-1]))
+            read = dict(zip(map(int, rows.all_inner_texts()), chart.get_by_role("cell").all_inner_texts(), strict=True))
+            assert len(read) == 25, name
+            for step, text in read.items():
+                assert number_of(text) == pytest.approx(values[steps.index(step)], rel=0.006), (name, step)
 
 
 def test_answers_stand_next_to_the_base_and_the_reference(

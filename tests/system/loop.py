@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 from openai import OpenAI
 
@@ -176,6 +178,13 @@ class Installation:
         body = {"model": model, "messages": [{"role": "user", "content": question}], "temperature": 0}
         answer = self.call("POST", "/v1/chat/completions", json=body | {"max_tokens": 48})
         return str(answer["choices"][0]["message"]["content"])
+
+    def engine(self, name: str) -> float:
+        """A metric of vLLM in the replica, summed over its labels."""
+        settings = self.stack.settings
+        headers = {"Authorization": f"Bearer {settings['MENS_METRICS_KEY']}"}
+        text = httpx.get(f"{settings['MENS_SERVING_URLS']}/metrics", headers=headers, timeout=30).text
+        return sum(map(float, re.findall(rf"^vllm:{name}\{{.*\}} ([\d.e+]+)", text, re.MULTILINE)))
 
     def adapters_of(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Results that were registered for a job; a job has exactly one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,22 +66,16 @@ def test_greedy_answers_equal_transformers_and_peft(
 def test_disconnect_stops_generation(installation: Installation) -> None:
     tokens, choices = 900, 16  # many seconds of work for the engine
 
-    def metric(name: str) -> float:
-        settings = installation.stack.settings
-        headers = {"Authorization": f"Bearer {settings['MENS_METRICS_KEY']}"}
-        text = httpx.get(f"{settings['MENS_SERVING_URLS']}/metrics", headers=headers, timeout=30).text
-        return sum(map(float, re.findall(rf"^vllm:{name}\{{.*\}} ([\d.e+]+)", text, re.MULTILINE)))
-
     def complete(client: httpx.Client) -> None:
         body = {"model": BASE, "prompt": "Mens", "max_tokens": tokens, "n": choices, "stream": True, "ignore_eos": True}
         with client.stream("POST", "/v1/completions", json=body) as answer:
             next(answer.iter_raw())
 
-    before = metric("generation_tokens_total")
+    before = installation.engine("generation_tokens_total")
     with installation.connection.client() as client:
         complete(client)
-    eventually(lambda: not metric("num_requests_running"), 60, "the engine has nothing to do")
-    assert 1 <= metric("generation_tokens_total") - before < tokens * choices
+    eventually(lambda: not installation.engine("num_requests_running"), 60, "the engine has nothing to do")
+    assert 1 <= installation.engine("generation_tokens_total") - before < tokens * choices
 
 
 @pytest.fixture

@@ -1,0 +1,197 @@
+"""What each role may do: the request of every button, sent without the button, from the page of a viewer, a trainer and a
+person of another tenant.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from tests.console.browser import POLICY, Visitor, answer_to, sign_in
+from tests.system.loop import BASE, Installation, short_lesson
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(480)]
+
+CONSOLE = Path(__file__).resolve().parents[2] / "api" / "console"
+RANKS = ("viewer", "trainer", "admin")
+CALL = re.compile(r"(?:call|succeed)\(([^\s,]+), \{\s*method: \"(\w+)\"")
+"""A call that is not a GET, in the sources of the console."""
+CALLS = {
+    "compare.js": {'POST "/v1/plans:compare"'},
+    "files.js": {'POST "/v1/files"'},
+    "gates.js": {
+        'POST "/v1/receipts"',
+        "POST `${path}/rollback`",
+        "PUT path",
+        "PUT `/v1/policy_assignments/${encodeURIComponent(scope)}`",
+    },
+    "new_run.js": {'POST "/v1/plans"', 'POST "/v1/files"', 'POST "/v1/jobs"'},
+    "playground.js": {'POST "/v1/chat/completions"', 'POST "/v1/files"'},
+    "run.js": {"POST `/v1/jobs/${encodeURIComponent(job.id)}/${asked}`"},
+    "sign_ins.js": {"DELETE `${PATH}/${encodeURIComponent(one.id)}`"},
+}
+"""Those calls of the screens. For each there is a row in `BUTTONS`. Signing in and out needs no role."""
+
+
+@dataclass(frozen=True)
+class Button:
+    """The request of a button.
+
+    Attributes:
+        role: the lowest role that may send it.
+        request: method and path, with names of objects in braces.
+        body: its body; a text in braces is the name of an object.
+        unseen: code of the refusal to somebody of another tenant; empty: it names nothing of this one.
+    """
+
+    role: str
+    request: str
+    body: Any = None
+    unseen: str = ""
+
+
+CONTRACT = {"kind": "finetune", "contract": {"model": {"hf_repo": BASE}, "data": {"train_file": "{file}"}}}
+CHAT = {"messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 2}
+BUTTONS = [
+    Button("trainer", "POST /v1/jobs/{job}/pause", unseen="JOB_NOT_FOUND"),
+    Button("trainer", "POST /v1/jobs/{job}/resume", unseen="JOB_NOT_FOUND"),
+    Button("trainer", "POST /v1/jobs/{job}/cancel", unseen="JOB_NOT_FOUND"),
+    Button("trainer", "POST /v1/plans", CONTRACT, "FILE_NOT_FOUND"),
+    Button("trainer", "POST /v1/jobs", CONTRACT, "FILE_NOT_FOUND"),
+    Button("trainer", "POST /v1/files", {}),
+    Button("trainer", "PUT /v1/aliases/{alias}", {"adapter": "{adapter}", "reason": "from the page"}),
+    Button("trainer", "POST /v1/aliases/{alias}/rollback", {}, "ALIAS_NOT_FOUND"),
+    Button("trainer", "POST /v1/receipts", {"adapter": "{adapter}", "alias": "{governed}"}),
+    Button("trainer", "PUT /v1/policy_assignments/alias:{alias}", {"policy": "{policy}"}, "POLICY_NOT_FOUND"),
+    Button("admin", "PUT /v1/policy_assignments/tenant", {"policy": "{policy}"}, "POLICY_NOT_FOUND"),
+    Button("admin", "PUT /v1/aliases/{governed}", {"adapter": "{adapter}", "reason": "forced", "override": True}),
+    Button("viewer", "POST /v1/plans:compare", {"jobs": ["{job}"]}, "JOB_NOT_FOUND"),
+    Button("viewer", "POST /v1/chat/completions", {"model": "{alias}", **CHAT}, "MODEL_NOT_FOUND"),
+    Button("admin", "DELETE /v1/sign_ins/{sign_in}", unseen="SIGN_IN_NOT_FOUND"),
+]
+
+
+def filled(body: Any, names: dict[str, str]) -> Any:
+    """A body with ids in place of the names of objects."""
+    if isinstance(body, str):
+        return body.format(**names)
+    if isinstance(body, dict):
+        return {key: filled(value, names) for key, value in body.items()}
+    return [filled(value, names) for value in body] if isinstance(body, list) else body
+
+
+@dataclass
+class Company:
+    """A tenant of its own, with an object for each button.
+
+    Attributes:
+        names: ids of its objects, by the names that buttons have for them.
+    """
+
+    installation: Installation
+    tenant: str
+    names: dict[str, str]
+
+    def key(self, role: str, tenant: str = "") -> str:
+        """Secret of a new key."""
+        body = {"name": f"{role}-{secrets.token_hex(4)}", "role": role, "tenant": tenant or self.tenant}
+        return str(self.installation.call("POST", "/v1/keys", json=body)["secret"])
+
+    def call(self, method: str, path: str, **request: Any) -> Any:
+        """A call of an admin of the tenant."""
+        headers = {"Authorization": f"Bearer {self.key('admin')}"}
+        answer = httpx.request(method, self.installation.connection.url + path, headers=headers, timeout=60, **request)
+        assert not answer.is_error, answer.text
+        return answer.json()
+
+    def state(self) -> list[Any]:
+        """What a button's request would change."""
+        job, *aliases = (
+            self.call("GET", path)
+            for path in (
+                f"/v1/jobs/{self.names['job']}",
+                *(f"/v1/aliases/{self.names[name]}" for name in ("alias", "governed")),
+            )
+        )
+        lists = ("/v1/jobs", "/v1/files", "/v1/receipts", "/v1/policy_assignments")
+        counts = [len(self.call("GET", path)["data"]) for path in lists]
+        sign_ins = [one["id"] for one in self.call("GET", "/v1/sign_ins")["data"]]
+        return [job["state"], [alias["version"] for alias in aliases], counts, self.names["sign_in"] in sign_ins]
+
+    def ask(self, visitor: Visitor, secret: str) -> dict[str, tuple[int, str]]:
+        """Status and code of the answer to each button's request, from the page of somebody."""
+        with visitor.visit(allowed=frozenset({400, 403, 404, 409, 422})) as (page, _):
+            sign_in(page, secret)
+            return {
+                button.request: answer_to(
+                    page, *filled(button.request, self.names).split(" "), filled(button.body, self.names)
+                )
+                for button in BUTTONS
+            }
+
+
+@pytest.fixture(scope="module")
+def company(visitor: Visitor, installation: Installation, tuned: dict[str, Any]) -> Company:
+    names = {name: f"{name}-{secrets.token_hex(4)}" for name in ("alias", "governed", "policy")}
+    names["adapter"] = tuned["result"]["adapter_id"]
+    company = Company(installation, f"company-{secrets.token_hex(4)}", names)
+    files = {"file": ("lesson.jsonl", short_lesson())}
+    names["file"] = company.call("POST", "/v1/files", data={"purpose": "fine-tune"}, files=files)["id"]
+    for name in ("alias", "governed"):
+        company.call("PUT", f"/v1/aliases/{names[name]}", json={"adapter": names["adapter"], "reason": "first"})
+    company.call("POST", "/v1/policies", json={"name": names["policy"], "source": POLICY})
+    company.call("PUT", f"/v1/policy_assignments/alias:{names['governed']}", json={"policy": names["policy"]})
+    body = filled(CONTRACT, names)
+    body["contract"] |= {"exec": {"epochs": 500, "batch_size": 4}, "artifact": {"publish": False}}
+    names["job"] = company.call("POST", "/v1/jobs", json=body)["id"]
+    company.call("POST", f"/v1/jobs/{names['job']}/pause")
+    with visitor.visit() as (page, _):
+        sign_in(page, company.key("trainer"))
+    names["sign_in"] = company.call("GET", "/v1/sign_ins")["data"][0]["id"]
+    return company
+
+
+def test_every_call_that_changes_something_is_known() -> None:
+    found: dict[str, set[str]] = {}
+    for source in CONSOLE.glob("screens/*.js"):
+        text = source.read_text()
+        calls = CALL.findall(text)
+        assert text.count('method: "') == len(calls), f"a call of {source.name} is written in another form"
+        if calls:
+            found[source.name] = {f"{method} {path}" for path, method in calls}
+    assert found == CALLS, "add the new call's request to BUTTONS, and the call to CALLS"
+
+
+@pytest.mark.parametrize("role", ["viewer", "trainer"])
+def test_role_may_do_no_more_without_the_button(visitor: Visitor, company: Company, role: str) -> None:
+    before = company.state()
+    answers = company.ask(visitor, company.key(role))
+    for button in BUTTONS:
+        status, code = answers[button.request]
+        if RANKS.index(role) < RANKS.index(button.role):
+            assert (status, code) == (403, "ROLE_INSUFFICIENT"), button.request
+        else:
+            assert status not in {401, 403, 404}, (button.request, status, code)
+    if role == "viewer":
+        assert company.state() == before
+
+
+def test_person_of_another_tenant_finds_nothing(visitor: Visitor, company: Company) -> None:
+    before = company.state()
+    stranger = company.key("admin", tenant=f"stranger-{secrets.token_hex(4)}")
+    answers = company.ask(visitor, stranger)
+    for button in BUTTONS:
+        if button.unseen:
+            assert answers[button.request] == (404, button.unseen), button.request
+    assert company.state() == before
+    with visitor.visit(hash_="#/jobs") as (page, _):
+        sign_in(page, stranger)
+        expect(page.locator("a.name", has_text="invoices").first).to_be_visible()  # of the tenant that all see
+        expect(page.locator(f'a[href="#/runs/{company.names["job"]}"]')).to_have_count(0)
