@@ -70,7 +70,7 @@ HIDE = """(isHidden) => {
   Object.defineProperty(document, "hidden", { get: () => isHidden, configurable: true });
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
-"""Tells a page that it is hidden: a headless browser shows all its pages, so this one still draws what it would draw."""
+"""Lets a page believe that it is hidden: a headless browser shows all its pages, so this one still draws what changes."""
 HIDDEN_MS = 31_000
 """Time after which a hidden page has ended its stream."""
 HIDDEN_PERCENT = 0.3

@@ -16,6 +16,7 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from tests.console.browser import PHONE, WIDE, Visitor, findings
+from tests.system.loop import QUESTION
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, StorageState
@@ -37,7 +38,7 @@ SCREENS = {
     "events": ("#/runs/{tuned}?tab=events", "tbody tr"),
     "log": ("#/runs/{tuned}?tab=log", ".log"),
     "failed": ("#/runs/{failed}", ".failure"),
-    "playground": ("#/playground", "#prompt"),
+    "playground": ("#/playground?left=invoices&right=mens-tiny", "#prompt"),
     "compare": ("#/compare?jobs={slower},{tuned}", "canvas"),
     "settings": ("#/compare?jobs={slower},{tuned}&tab=settings", "tbody tr"),
     "answers": ("#/compare?jobs={slower},{tuned}&tab=answers", "article"),
@@ -71,6 +72,9 @@ IN_THE_DOCS = {
     ("run", "light", PHONE): "console-phone.png",
     ("file-faulty", "light", WIDE): "console-data.png",
     ("file", "dark", PHONE): "console-data-phone.png",
+    ("playground", "light", WIDE): "console-playground.png",
+    ("eval-items", "light", WIDE): "console-evals.png",
+    ("usage", "light", WIDE): "console-usage.png",
 }
 
 
@@ -109,6 +113,10 @@ def test_every_screen_is_for_everyone(
             page.goto(f"{visitor.url}/{address.format(**ids)}")
             page.locator(sign).first.wait_for()
             page.locator(".connection.live").wait_for()
+            if name == "playground":
+                page.get_by_label("Your question").fill(QUESTION)
+                page.keyboard.press("Control+Enter")
+                page.get_by_role("group", name="Verdict").wait_for()
             expect(page.get_by_role("button", name="Copy as…"), f"every screen has it: {name}").to_have_count(1)
             faults += [f"{name}: {fault}" for fault in findings(page)]
             if page.evaluate("document.documentElement.scrollWidth > innerWidth"):

@@ -1,5 +1,5 @@
-"""What each role may do: the request of every button, sent without the button, from the page of a viewer, a trainer and a
-person of another tenant.
+"""Permissions of each role: the request of every button, sent without the button, from the page of a viewer, a trainer
+and a person of another tenant.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Button:
         role: the lowest role that may send it.
         request: method and path, with names of objects in braces.
         body: its body; a text in braces is the name of an object.
-        unseen: code of the refusal to somebody of another tenant; empty: it names nothing of this one.
+        unseen: code of the refusal to somebody of another tenant; empty: it names no object of this one.
     """
 
     role: str
@@ -57,7 +57,15 @@ class Button:
     unseen: str = ""
 
 
-CONTRACT = {"kind": "finetune", "contract": {"model": {"hf_repo": BASE}, "data": {"train_file": "{file}"}}}
+CONTRACT = {
+    "kind": "finetune",
+    "contract": {
+        "model": {"hf_repo": BASE},
+        "data": {"train_file": "{file}"},
+        "exec": {"epochs": 1},
+        "artifact": {"publish": False},
+    },
+}
 CHAT = {"messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 2}
 BUTTONS = [
     Button("trainer", "POST /v1/jobs/{job}/pause", unseen="JOB_NOT_FOUND"),
@@ -88,7 +96,7 @@ def filled(body: Any, names: dict[str, str]) -> Any:
 
 
 @dataclass
-class Company:
+class OwnTenant:
     """A tenant of its own, with an object for each button.
 
     Attributes:
@@ -112,7 +120,7 @@ class Company:
         return answer.json()
 
     def state(self) -> list[Any]:
-        """What a button's request would change."""
+        """Whatever the requests of buttons would change."""
         job, *aliases = (
             self.call("GET", path)
             for path in (
@@ -138,24 +146,24 @@ class Company:
 
 
 @pytest.fixture(scope="module")
-def company(visitor: Visitor, installation: Installation, tuned: dict[str, Any]) -> Company:
+def owner(visitor: Visitor, installation: Installation, tuned: dict[str, Any]) -> OwnTenant:
     names = {name: f"{name}-{secrets.token_hex(4)}" for name in ("alias", "governed", "policy")}
     names["adapter"] = tuned["result"]["adapter_id"]
-    company = Company(installation, f"company-{secrets.token_hex(4)}", names)
+    owner = OwnTenant(installation, f"owner-{secrets.token_hex(4)}", names)
     files = {"file": ("lesson.jsonl", short_lesson())}
-    names["file"] = company.call("POST", "/v1/files", data={"purpose": "fine-tune"}, files=files)["id"]
+    names["file"] = owner.call("POST", "/v1/files", data={"purpose": "fine-tune"}, files=files)["id"]
     for name in ("alias", "governed"):
-        company.call("PUT", f"/v1/aliases/{names[name]}", json={"adapter": names["adapter"], "reason": "first"})
-    company.call("POST", "/v1/policies", json={"name": names["policy"], "source": POLICY})
-    company.call("PUT", f"/v1/policy_assignments/alias:{names['governed']}", json={"policy": names["policy"]})
+        owner.call("PUT", f"/v1/aliases/{names[name]}", json={"adapter": names["adapter"], "reason": "first"})
+    owner.call("POST", "/v1/policies", json={"name": names["policy"], "source": POLICY})
+    owner.call("PUT", f"/v1/policy_assignments/alias:{names['governed']}", json={"policy": names["policy"]})
     body = filled(CONTRACT, names)
-    body["contract"] |= {"exec": {"epochs": 500, "batch_size": 4}, "artifact": {"publish": False}}
-    names["job"] = company.call("POST", "/v1/jobs", json=body)["id"]
-    company.call("POST", f"/v1/jobs/{names['job']}/pause")
+    body["contract"] |= {"exec": {"epochs": 500, "batch_size": 4}}
+    names["job"] = owner.call("POST", "/v1/jobs", json=body)["id"]
+    owner.call("POST", f"/v1/jobs/{names['job']}/pause")
     with visitor.visit() as (page, _):
-        sign_in(page, company.key("trainer"))
-    names["sign_in"] = company.call("GET", "/v1/sign_ins")["data"][0]["id"]
-    return company
+        sign_in(page, owner.key("trainer"))
+    names["sign_in"] = owner.call("GET", "/v1/sign_ins")["data"][0]["id"]
+    return owner
 
 
 def test_every_call_that_changes_something_is_known() -> None:
@@ -170,9 +178,9 @@ def test_every_call_that_changes_something_is_known() -> None:
 
 
 @pytest.mark.parametrize("role", ["viewer", "trainer"])
-def test_role_may_do_no_more_without_the_button(visitor: Visitor, company: Company, role: str) -> None:
-    before = company.state()
-    answers = company.ask(visitor, company.key(role))
+def test_role_may_do_no_more_without_the_button(visitor: Visitor, owner: OwnTenant, role: str) -> None:
+    before = owner.state()
+    answers = owner.ask(visitor, owner.key(role))
     for button in BUTTONS:
         status, code = answers[button.request]
         if RANKS.index(role) < RANKS.index(button.role):
@@ -180,18 +188,18 @@ def test_role_may_do_no_more_without_the_button(visitor: Visitor, company: Compa
         else:
             assert status not in {401, 403, 404}, (button.request, status, code)
     if role == "viewer":
-        assert company.state() == before
+        assert owner.state() == before
 
 
-def test_person_of_another_tenant_finds_nothing(visitor: Visitor, company: Company) -> None:
-    before = company.state()
-    stranger = company.key("admin", tenant=f"stranger-{secrets.token_hex(4)}")
-    answers = company.ask(visitor, stranger)
+def test_person_of_another_tenant_finds_nothing(visitor: Visitor, owner: OwnTenant) -> None:
+    before = owner.state()
+    stranger = owner.key("admin", tenant=f"stranger-{secrets.token_hex(4)}")
+    answers = owner.ask(visitor, stranger)
     for button in BUTTONS:
         if button.unseen:
             assert answers[button.request] == (404, button.unseen), button.request
-    assert company.state() == before
+    assert owner.state() == before
     with visitor.visit(hash_="#/jobs") as (page, _):
         sign_in(page, stranger)
         expect(page.locator("a.name", has_text="invoices").first).to_be_visible()  # of the tenant that all see
-        expect(page.locator(f'a[href="#/runs/{company.names["job"]}"]')).to_have_count(0)
+        expect(page.locator(f'a[href="#/runs/{owner.names["job"]}"]')).to_have_count(0)

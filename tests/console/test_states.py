@@ -54,7 +54,7 @@ FOR_ROLES = {
     "system": ("#/usage?tab=system", "For operators"),
     "usage": ("#/usage?by=tenant", "Your key"),
 }
-"""What a viewer sees in place of what they may not do."""
+"""Screens for a viewer, and the text that stands for what they may not do."""
 
 
 @pytest.fixture
