@@ -256,7 +256,7 @@ def test_change_between_the_first_answers_and_the_stream_is_shown(
     held: list[Route] = []
     with visitor.visit(state, hash_="#/nowhere") as (page, _):
         page.locator(".connection.live").wait_for()
-        page.route("**/v1/events", held.append)
+        page.route("**/v1/events", lambda route: held.append(route))
         page.goto(f"{visitor.url}/#/{'jobs' if screen == 'jobs' else f'runs/{job_id}'}")
         page.reload()
         row = page.locator("tbody tr", has=page.locator(f'a[href="#/runs/{job_id}"]'))
