@@ -72,9 +72,6 @@ IN_THE_DOCS = {
     ("run", "light", PHONE): "console-phone.png",
     ("file-faulty", "light", WIDE): "console-data.png",
     ("file", "dark", PHONE): "console-data-phone.png",
-    ("playground", "light", WIDE): "console-playground.png",
-    ("eval-items", "light", WIDE): "console-evals.png",
-    ("usage", "light", WIDE): "console-usage.png",
 }
 
 

@@ -254,9 +254,13 @@ def test_change_between_the_first_answers_and_the_stream_is_shown(
     job_id = installation.train(name="changed-between", publish=False, epochs=500)
     installation.wait_for_step(job_id, 1)
     held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
     with visitor.visit(state, hash_="#/nowhere") as (page, _):
         page.locator(".connection.live").wait_for()
-        page.route("**/v1/events", lambda route: held.append(route))
+        page.route("**/v1/events", hold)
         page.goto(f"{visitor.url}/#/{'jobs' if screen == 'jobs' else f'runs/{job_id}'}")
         page.reload()
         row = page.locator("tbody tr", has=page.locator(f'a[href="#/runs/{job_id}"]'))

@@ -110,7 +110,11 @@ def test_stopping_one_answer_ends_its_request_and_leaves_the_other(
 
     def lengthen(route: Route) -> None:
         body = route.request.post_data_json
-        more = {"max_tokens": tokens, "n": choices, "ignore_eos": True} if body["model"] == "invoices" else {}
+        more = (
+            {"max_tokens": tokens, "n": choices, "ignore_eos": True, "temperature": 1}
+            if body["model"] == "invoices"
+            else {}
+        )
         route.continue_(post_data=json.dumps(body | more))
 
     before = installation.engine("generation_tokens_total")

@@ -74,14 +74,14 @@ BUTTONS = [
     Button("trainer", "POST /v1/plans", CONTRACT, "FILE_NOT_FOUND"),
     Button("trainer", "POST /v1/jobs", CONTRACT, "FILE_NOT_FOUND"),
     Button("trainer", "POST /v1/files", {}),
-    Button("trainer", "PUT /v1/aliases/{alias}", {"adapter": "{adapter}", "reason": "from the page"}),
     Button("trainer", "POST /v1/aliases/{alias}/rollback", {}, "ALIAS_NOT_FOUND"),
+    Button("viewer", "POST /v1/chat/completions", {"model": "{alias}", **CHAT}, "MODEL_NOT_FOUND"),
+    Button("trainer", "PUT /v1/aliases/{alias}", {"adapter": "{adapter}", "reason": "from the page"}),
     Button("trainer", "POST /v1/receipts", {"adapter": "{adapter}", "alias": "{governed}"}),
     Button("trainer", "PUT /v1/policy_assignments/alias:{alias}", {"policy": "{policy}"}, "POLICY_NOT_FOUND"),
     Button("admin", "PUT /v1/policy_assignments/tenant", {"policy": "{policy}"}, "POLICY_NOT_FOUND"),
     Button("admin", "PUT /v1/aliases/{governed}", {"adapter": "{adapter}", "reason": "forced", "override": True}),
     Button("viewer", "POST /v1/plans:compare", {"jobs": ["{job}"]}, "JOB_NOT_FOUND"),
-    Button("viewer", "POST /v1/chat/completions", {"model": "{alias}", **CHAT}, "MODEL_NOT_FOUND"),
     Button("admin", "DELETE /v1/sign_ins/{sign_in}", unseen="SIGN_IN_NOT_FOUND"),
 ]
 
@@ -152,8 +152,11 @@ def owner(visitor: Visitor, installation: Installation, tuned: dict[str, Any]) -
     owner = OwnTenant(installation, f"owner-{secrets.token_hex(4)}", names)
     files = {"file": ("lesson.jsonl", short_lesson())}
     names["file"] = owner.call("POST", "/v1/files", data={"purpose": "fine-tune"}, files=files)["id"]
+    stored = installation.call("GET", f"/v1/jobs/{tuned['id']}/checkpoints")["data"]
+    other = next(one["id"] for one in stored if one["published"] and not one["final"])
     for name in ("alias", "governed"):
-        owner.call("PUT", f"/v1/aliases/{names[name]}", json={"adapter": names["adapter"], "reason": "first"})
+        for adapter in (other, names["adapter"]):
+            owner.call("PUT", f"/v1/aliases/{names[name]}", json={"adapter": adapter, "reason": "in order"})
     owner.call("POST", "/v1/policies", json={"name": names["policy"], "source": POLICY})
     owner.call("PUT", f"/v1/policy_assignments/alias:{names['governed']}", json={"policy": names["policy"]})
     body = filled(CONTRACT, names)

@@ -91,6 +91,14 @@ export function Failure({ error, retry, what = "This could not be loaded." }) {
   </section>`;
 }
 
+/**
+ * A whole screen that is being loaded or could not be: it has a heading, as every page does.
+ * @param {{title: string, error: any, retry?: () => void, what?: string, rows?: number}} props
+ */
+export function NotThere({ title, error, retry, what, rows }) {
+  return html`<h1 class="hidden">${title}</h1>${error ? h(Failure, { error, retry, what }) : h(Loading, { rows })}`;
+}
+
 /** @param {{at?: number, failures: number}} props */
 export function Stale({ at, failures }) {
   return failures >= 3 && at ? html`<p class="notice" role="status">Mens does not answer. This is from ${exact(at)}.</p>` : null;

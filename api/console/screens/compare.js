@@ -10,7 +10,7 @@ import { Chart, smoothed } from "../parts/chart.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { whoOf } from "../parts/plan.js";
-import { Badge, Empty, Failure, Loading, Stale } from "../parts/state.js";
+import { Badge, Empty, Failure, Loading, NotThere, Stale } from "../parts/state.js";
 
 const TABS = [["", "overview"], ["settings", "settings"], ["answers", "answers"]];
 const SERIES = /** @type {Record<string, [string, (value: number | null) => string]>} */ ({
@@ -69,7 +69,7 @@ export function Compare() {
   const ids = useMemo(() => [...new Set((query.get("jobs") || "").split(",").filter(Boolean))].slice(0, 20), [query.get("jobs")]);
   const { data, error, at, failures, isCurrent, isFailed, body, retry } = useComparison(ids, query.get("base"));
   if (ids.length < 2) return html`<div class="head"><h1>Compare</h1></div>${h(Empty, { title: "Choose two runs or more", children: html`<p>Tick them in <a href=${to(["jobs"], { chosen: ids.join(",") })}>the list of jobs</a>, or with <kbd>x</kbd>, and press <kbd>c</kbd>.</p>` })}`;
-  if (!data) return error ? h(Failure, { error, retry, what: error.status === 404 ? "One of these runs is not here." : "These runs cannot be compared." }) : h(Loading, { rows: 6 });
+  if (!data) return h(NotThere, { title: "Compare", error, retry, what: error?.status === 404 ? "One of these runs is not here." : "These runs cannot be compared." });
   const open = query.get("tab") || "";
   const runs = data.jobs.map((/** @type {any} */ job, /** @type {number} */ place) => ({
     job, isBase: job.id === data.baseline, label: `${plain(job.name || job.kind, 40)} ${tail(job.id)}`,

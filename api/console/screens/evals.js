@@ -8,7 +8,7 @@ import { CopyAs, asCurl, openaiClient, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { useRowKeys } from "../parts/row_keys.js";
 import { useIsShown } from "../parts/shown.js";
-import { Badge, Empty, Fact, Failure, Loading, Stale, Time } from "../parts/state.js";
+import { Badge, Empty, Fact, Failure, Loading, NotThere, Stale, Time } from "../parts/state.js";
 
 const PAGE = 50;
 const ITEMS = 100;
@@ -48,8 +48,7 @@ function Runs({ id }) {
   const one = useObject(place);
   const { data, error, reload } = useObject(path);
   useRowKeys("a.name");
-  if (one.error && !one.data) return h(Failure, { error: one.error, retry: one.reload });
-  if (!one.data || !data) return error ? h(Failure, { error, retry: reload }) : h(Loading, {});
+  if (!one.data || !data) return h(NotThere, { title: "Eval", error: (!one.data && one.error) || error, retry: () => (one.reload(), reload()) });
   return html`<p class="crumbs"><a href="#/evals">Evals</a></p>
     <div class="head"><h1>${plain(one.data.name || "Eval", 120)}</h1>${h(CopyAs, { curl: asCurl(path), python: [openaiClient(), `for run in client.evals.runs.list(${JSON.stringify(id)}, order="desc"):`, "    print(run.id, run.model, run.result_counts)"].join("\n"), mens: "mens eval list" })}</div>
     ${!data.data.length ? h(Empty, { title: "No run of this eval yet" })
@@ -119,7 +118,7 @@ function Items({ id, run }) {
   const path = `/v1/evals/${encodeURIComponent(id)}/runs/${encodeURIComponent(run)}`;
   const { data, error, reload } = useObject(path);
   const list = useItems(path, kind);
-  if (!data) return error ? h(Failure, { error, retry: reload }) : h(Loading, {});
+  if (!data) return h(NotThere, { title: "Run of an eval", error, retry: reload });
   const [mine, other] = data.mens.models;
   const filters = FILTERS.filter(([name]) => other || !["different", "lost", "gained"].includes(name));
   return html`<p class="crumbs"><a href="#/evals">Evals</a> / <a href=${to(["evals", id])}>runs</a></p>

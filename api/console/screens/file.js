@@ -7,7 +7,7 @@ import { content, counted, exact, percent, plain, size, whole } from "../lib/for
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { useRowKeys } from "../parts/row_keys.js";
-import { Empty, Fact, Failure, Loading, Stale } from "../parts/state.js";
+import { Empty, Fact, Failure, Loading, NotThere, Stale } from "../parts/state.js";
 
 const PAGE = 20;
 const NO_BASE = "none";
@@ -58,8 +58,7 @@ export function FileView({ id }) {
   }, [next, rows.at]);
   useRowKeys("article.data-row");
 
-  if (file.error && !file.data) return h(Failure, { error: file.error, retry: file.reload, what: file.error.status === 404 ? "File not found." : undefined });
-  if (!file.data) return h(Loading, {});
+  if (!file.data) return h(NotThere, { title: "File", error: file.error, retry: file.reload, what: file.error?.status === 404 ? "File not found." : undefined });
   const made = isPending ? null : report.data;
   const copied = { curl: asCurl(rowsPath), python: asHttpx(rowsPath), mens: !isForTraining ? `mens files rows ${quoted(id)}` : `mens data check ${quoted(file.data.filename)}${chosen === NO_BASE ? "" : ` --model ${quoted(chosen)}`}` };
   return html`<p class="crumbs"><a href="#/files">Data</a> / ${plain(id)}</p>

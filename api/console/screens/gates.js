@@ -6,7 +6,7 @@ import { ApiError, call, caller, missingRole, succeed } from "../lib/client.js";
 import { counted, exact, model, percent, plain, short, tail, whole } from "../lib/format.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
-import { Badge, Empty, Failure, Loading, Stale, Time } from "../parts/state.js";
+import { Badge, Empty, Failure, Loading, NotThere, Stale, Time } from "../parts/state.js";
 
 const TABS = [["", "aliases"], ["policies", "policies"], ["receipts", "receipts"]];
 const VERBS = /** @type {Record<string, string>} */ ({ set: "moved", rollback: "rolled back", delete: "deleted" });
@@ -113,7 +113,7 @@ function OneAlias({ name }) {
   const reload = () => (alias.reload(), history.reload());
   const missing = missingRole("trainer");
   const isDeleted = alias.error?.status === 404 && history.data?.data.length > 0;
-  if (!alias.data && !isDeleted) return alias.error ? h(Failure, { error: alias.error, retry: alias.reload, what: alias.error.status === 404 ? "Alias not found." : undefined }) : h(Loading, {});
+  if (!alias.data && !isDeleted) return h(NotThere, { title: "Alias", error: alias.error, retry: alias.reload, what: alias.error?.status === 404 ? "Alias not found." : undefined });
   const now = isDeleted ? null : alias.data;
   // Another tenant's: moving it makes an alias of one's own.
   const isForeign = !!now && now.tenant !== caller.value.tenant;

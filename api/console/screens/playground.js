@@ -7,7 +7,7 @@ import { ApiError, call, missingRole, succeed } from "../lib/client.js";
 import { content, counted, model as nameOf, plain, short, whole } from "../lib/format.js";
 import { CopyAs, asCurl, openaiClient, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
-import { Failure, Loading } from "../parts/state.js";
+import { Failure, NotThere } from "../parts/state.js";
 
 const KINDS = { alias: "Aliases", adapter: "Adapters", checkpoint: "Checkpoints", base: "Bases" };
 const SIDES = /** @type {const} */ (["left", "right"]);
@@ -62,7 +62,7 @@ export function Playground() {
       send();
     }
   };
-  if (!data) return error ? h(Failure, { error, retry: reload }) : h(Loading, {});
+  if (!data) return h(NotThere, { title: "Playground", error, retry: reload });
   const judged = turns.filter((turn) => turn.verdict);
   return html`<div class="head"><h1>Playground</h1>
       ${turns.length > 0 && html`<button type="button" disabled=${isBusy} onClick=${() => setTurns([])}>New chat</button>`}

@@ -12,7 +12,7 @@ import { Chart, smoothed } from "../parts/chart.js";
 import { CopyAs, CopyButton, asCurl, openaiClient, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { Decisions, Forecast } from "../parts/plan.js";
-import { Badge, Empty, Fact, Failure, Loading, Progress, Stale, Time } from "../parts/state.js";
+import { Badge, Empty, Fact, Failure, Loading, NotThere, Progress, Stale, Time } from "../parts/state.js";
 
 const TABS = [["", "overview"], ["samples", "samples"], ["plan", "plan"], ["checkpoints", "checkpoints"], ["certificates", "certificates"], ["events", "events"], ["log", "log"]];
 const FINAL = ["succeeded", "failed", "cancelled"];
@@ -34,7 +34,7 @@ export function Run({ parts, query }) {
   useEffect(() => {
     if (job) document.title = `${plain(job.name || job.kind, 60)} ${wordAndStep(job)} · Mens`;
   }, [job]);
-  if (!job) return error ? h(Failure, { error, retry: reload, what: error.status === 404 ? "Job not found." : undefined }) : h(Loading, { rows: 6 });
+  if (!job) return h(NotThere, { title: "Run", error, retry: reload, what: error?.status === 404 ? "Job not found." : undefined });
   const open = query.get("tab") || "";
   const tabs = TABS.filter(([tab]) => tab !== "samples" || job.result?.self_evaluation);
   return html`<p class="crumbs"><a href="#/jobs">Jobs</a></p>
