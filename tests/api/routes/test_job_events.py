@@ -239,7 +239,7 @@ def test_one_stream_has_the_changes_of_all_jobs(installation: Installation) -> N
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs?view=summary", "/v1/jobs/{job}"])
 @pytest.mark.parametrize("is_followed", [False, True], ids=["no other stream", "another stream"])
-def test_stream_goes_on_where_a_list_or_a_job_ends(installation: Installation, path: str, is_followed: bool) -> None:
+def test_stream_continues_where_a_list_or_a_job_ends(installation: Installation, path: str, is_followed: bool) -> None:
     client = installation.client
     with ExitStack() as stack:
         if is_followed:
