@@ -72,14 +72,20 @@ IN_THE_DOCS = {
     ("run", "light", PHONE): "console-phone.png",
     ("file-faulty", "light", WIDE): "console-data.png",
     ("file", "dark", PHONE): "console-data-phone.png",
+    ("playground", "light", WIDE): "console-playground.png",
+    ("eval-items", "light", WIDE): "console-evals.png",
+    ("usage", "light", WIDE): "console-usage.png",
 }
 
 
 def draw(page: Page, path: Path) -> None:
-    """Write a picture of a page, in so few colours that it is small."""
+    """Write a picture of a page, in as many colours as keep it small: with too few, curves lose theirs."""
     drawn = Image.open(io.BytesIO(page.screenshot()))
     scaled = drawn.resize((drawn.width * 3 // 4, drawn.height * 3 // 4)) if drawn.width > PHONE[0] else drawn
-    scaled.quantize(48, kmeans=3, dither=Image.Dither.NONE).save(path, optimize=True)
+    for colours in (192, 128, 96, 64, 48):
+        scaled.quantize(colours, kmeans=3, dither=Image.Dither.NONE).save(path, optimize=True)
+        if path.stat().st_size <= MOST_PICTURE:
+            return
 
 
 @pytest.mark.parametrize(
