@@ -19,7 +19,7 @@ const SERIES = /** @type {Record<string, [string, (value: number | null) => stri
 });
 /** Names and forms of the results, in the order in which they are shown. */
 const RESULTS = /** @type {Record<string, [string, (value: number | null) => string]>} */ ({
-  "self_evaluation.loss.tuned": ["Loss, tuned (nats a token)", loss], "self_evaluation.loss.base": ["Loss, base", loss],
+  "self_evaluation.loss.tuned": ["Loss, tuned (nats per token)", loss], "self_evaluation.loss.base": ["Loss, base", loss],
   "sample_answers.equal": ["Answers that equal the reference", whole], "sample_answers.rows": ["Answers drawn", whole],
   "self_evaluation.token_accuracy.tuned": ["Tokens right, tuned", percent], "self_evaluation.token_accuracy.base": ["Tokens right, base", percent],
   last_train_loss: ["Training loss, last", loss], last_val_loss: ["Validation loss, last", loss],

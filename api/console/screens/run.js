@@ -256,7 +256,7 @@ function Outcome({ job }) {
   const isDone = FINAL.includes(job.state);
   return html`<div class="stack">
     ${evaluation && html`<section class="card" aria-label="Base beside tuned"><h2>Base → tuned</h2>
-      <p class="figures"><span class="before">${loss(evaluation.loss?.base)}</span><span class="arrow">→</span><b>${loss(evaluation.loss?.tuned)}</b><span class="faint">loss, nats a token</span></p>
+      <p class="figures"><span class="before">${loss(evaluation.loss?.base)}</span><span class="arrow">→</span><b>${loss(evaluation.loss?.tuned)}</b><span class="faint">loss, nats per token</span></p>
       <p class="faint">${counted(evaluation.rows, evaluation.source === "held_out" ? "held-out row" : "row")}${evaluation.loss?.interval ? `; difference ${loss(evaluation.loss.interval[0])} to ${loss(evaluation.loss.interval[1])} (95 %)` : ""}</p>
       ${evaluation.preferred && html`<p>${preferredAnswers(evaluation.preferred)}</p>`}
       ${samples.length > 0 && html`<p>${h(Equal, { samples })} <a href=${to(["runs", job.id], { tab: "samples" })}>read them</a></p>`}

@@ -29,6 +29,7 @@ COST_COLUMNS = {
     "model": "model",
     "job": "job_id",
 }
+"""As the API has them; its own table needs packages that a client does without."""
 COST_FIGURES = ("attempts", "gpu_minutes", *FIGURES)
 KEY_ID = r"key-[0-9a-z]{26}"
 FIRST_DAY = "0001-01-01"

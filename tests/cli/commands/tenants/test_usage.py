@@ -10,6 +10,7 @@ import pytest
 from cli.client import connection
 from cli.commands.tenants import usage
 from shared.database.deletions import Deletions
+from shared.database.overview import costs
 from shared.database.tenancy import SHARED, Role
 from shared.database.usage import Amount, UsageAccount
 from tests.support.builders import new_adapter
@@ -158,3 +159,7 @@ def test_json(mens: Command) -> None:
 
 def test_api_error_is_shown(mens: Command) -> None:
     assert "grouped by 'hour'" in mens("--by", "hour", code=1)
+
+
+def test_columns_of_costs_are_those_of_the_api() -> None:
+    assert list(usage.COST_COLUMNS.items()) == list(costs.COST_COLUMNS.items())
