@@ -15,6 +15,8 @@ const SILENT_AFTER = 40_000; // the API sends a comment every 15 s
 const BEGINS_WITHIN = 8_000;
 /** A page without a stream pauses for so long for each of its calls: a poll that takes three of them is followed by three pauses. With tries of the stream, two calls a poll are at most 12 in any minute, also in one that begins and ends with a poll. */
 const CALL_EVERY = 7_200;
+/** So long a poll may wait for its answers before a request of its own asks whether the API is there. Less than `CALL_EVERY`. */
+const ANSWERS_WITHIN = 5_000;
 /** At most between two tries of a stream, or two polls, while the API answers. */
 const TRY_EVERY = 60_000;
 const BATCH = 500;
@@ -223,6 +225,7 @@ async function readOrPoll(abort, cursor, hasMissed, tell) {
  */
 async function isAnswering(since, abort) {
   if (traffic.answeredAt > Math.max(since, traffic.failedAt, Date.now() - TRY_EVERY)) return true;
+  if (traffic.failedAt < since && Date.now() < since + ANSWERS_WITHIN) return true; // the API answered just before the poll
   try {
     await succeed("/v1/me", { signal: AbortSignal.any([abort, AbortSignal.timeout(BEGINS_WITHIN)]) });
     return true;
