@@ -164,14 +164,6 @@ class Settings(BaseSettings):
     @classmethod
     def _resolve_paths(cls, values: dict[str, object]) -> dict[str, object]:
         home = Path(str(values.get("home") or ".mens")).expanduser().resolve()
-        defaults = {
-            "database_url": f"sqlite:///{home / 'mens.db'}",
-            "storage_dir": home / "storage",
-            "runs_dir": home / "runs",
-            "prepared_dir": home / "prepared",
-            "cache_dir": home / "cache",
-            "catalog_path": home / "catalog.json",
-        }
         # An empty variable counts as not set.
         present = {key: value for key, value in values.items() if value not in ("", None)}
         urls = present.get("serving_urls", [])
@@ -180,7 +172,19 @@ class Settings(BaseSettings):
         allowed = present.get("webhook_allowed", [])
         if isinstance(allowed, str):
             allowed = [entry.strip() for entry in allowed.split(",") if entry.strip()]
-        return {**defaults, **present, "home": home, "serving_urls": urls, "webhook_allowed": allowed}
+        return {**paths_in(home), **present, "home": home, "serving_urls": urls, "webhook_allowed": allowed}
+
+
+def paths_in(home: Path) -> dict[str, object]:
+    """Return the settings that name a place in the home folder, where the environment does not set them."""
+    return {
+        "database_url": f"sqlite:///{home / 'mens.db'}",
+        "storage_dir": home / "storage",
+        "runs_dir": home / "runs",
+        "prepared_dir": home / "prepared",
+        "cache_dir": home / "cache",
+        "catalog_path": home / "catalog.json",
+    }
 
 
 AnySettings = TypeVar("AnySettings", bound=Settings)

@@ -19,6 +19,7 @@ from api.settings import ApiSettings
 from api.sign_in.cookies import cookie_name
 from shared.database.overview.audit_log import AuditEvent, AuditFilter, AuditLog
 from shared.database.tenancy import Role
+from tests.support.api_installation import application_of
 from tests.support.doubles import FakeJobQueue
 from tests.support.sign_ins import CHALLENGE, TOKEN, cookie_of, signed_in_headers
 
@@ -136,7 +137,7 @@ def test_cookie_is_for_this_host_over_https_and_not_for_scripts(app: FastAPI, an
 def at(settings: ApiSettings, address: str, public_url: str = "") -> Iterator[TestClient]:
     """The same installation, reached by another address."""
     services = make_services(settings.model_copy(update={"public_url": public_url}), job_queue=FakeJobQueue())
-    with TestClient(create_app(services=services), base_url=address) as client:
+    with TestClient(application_of(services), base_url=address) as client:
         yield client
 
 
@@ -232,7 +233,7 @@ def test_guesses_of_codes_and_halves_are_limited(settings: ApiSettings, app: Fas
     services = make_services(
         settings.model_copy(update={"failed_authentications_per_minute": 3}), job_queue=FakeJobQueue()
     )
-    with TestClient(create_app(services=services)) as client:
+    with TestClient(application_of(services)) as client:
         guesses = [sign_in(client, {}, code=f"guess-{number}") for number in range(2)]
         halves = {"Cookie": cookie_of(sign_in(client, bearer(app))).OutputString().partition(";")[0]}
         guesses += [client.get("/v1/me", headers=halves | {"X-Mens-Sign-In": f"guess-{number}"}) for number in range(3)]
