@@ -33,6 +33,7 @@ def main() -> None:
     app = create_app(settings)
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_SECONDS)
+    # Collected first, because garbage that is frozen is never freed.
     gc.collect()
     # The application's objects are permanent: later collections, which delay callers, need not scan them.
     gc.freeze()

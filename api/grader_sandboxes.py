@@ -43,6 +43,8 @@ class GraderSandboxes:
     @asynccontextmanager
     async def lend(self, tenant: str) -> AsyncIterator[Sandbox]:
         """Lend a sandbox for one run of a tenant, when it is its turn."""
+        # The tenant's turn first: a caller that waits for its own tenant must not hold a sandbox that others could
+        # use.
         async with self._of_tenant[tenant], self._all:
             sandbox = self._idle.pop() if self._idle else await to_thread.run_sync(self._open)
             self._lent.add(sandbox)
@@ -54,6 +56,8 @@ class GraderSandboxes:
             except BaseException:
                 # A cancelled caller may have left code running in it, so it is closed, and never lent again.
                 self._lent.discard(sandbox)
+                # Shielded, because this task is being cancelled, and the processes of the sandbox would otherwise
+                # stay.
                 with CancelScope(shield=True):
                     await to_thread.run_sync(sandbox.close)
                 raise

@@ -24,6 +24,7 @@ def main() -> None:
     except MensError as error:
         print(error, file=sys.stderr)
         sys.exit(EXIT_REFUSED)
+    # Flushed now: exec drops the buffers of this process.
     print(launch, flush=True)
     environment = {**os.environ, **engine_env(launch)}
     if launch.settings.serving_device == "cpu":

@@ -197,6 +197,8 @@ class AdapterStore:
         """Return the adapter's folder in the cache; a valid folder from an earlier process is reused."""
         target = self._cache.folder / digest
         if target.is_dir() and not target.is_symlink():
+            # A folder that is damaged now was valid once: it is fetched again below, and the adapter is not refused
+            # for it.
             with suppress(MensError):
                 self._verify(target, manifest)
                 # The engine must find exactly the files that the manifest names, so an extra file is refused too.
@@ -206,6 +208,8 @@ class AdapterStore:
             folder = private / digest
             folder.mkdir(mode=0o700)
             self._storage.fetch_folder("adapters", digest, sorted(manifest.files), folder)
+            # Verified under the private name, so that a crash never leaves an unverified folder under a name that
+            # vLLM loads.
             self._verify(folder, manifest)
             # An invalid folder is moved away first: a rename does not replace a folder that has files.
             if os.path.lexists(target):

@@ -33,6 +33,8 @@ class EngineProcess(ForkProcess):
         self._receiver, self._sender = Pipe(duplex=False)
         self._task: tuple[Callable[..., object], dict[str, Any]] | None = None
         super().start()
+        # Only the child may hold this end: a server that wrote to a dead child would otherwise block instead of
+        # failing.
         self._receiver.close()
 
     def assign(self, target: Callable[..., object], kwargs: dict[str, Any]) -> None:
@@ -47,6 +49,7 @@ class EngineProcess(ForkProcess):
     def run(self) -> None:
         """Wait for the start, then call the function."""
         exit_with_parent()
+        # Otherwise this process itself would keep the pipe open, and a read would not see that the server has ended.
         self._sender.close()
         environment, (target, kwargs) = self._receiver.recv()
         self._receiver.close()

@@ -66,6 +66,7 @@ class PrivateCache:
 def _take(folder: Path) -> tuple[Path, int] | None:
     """Lock the folder until this process ends; return None if another process holds it."""
     folder.mkdir(mode=0o700, exist_ok=True)
+    # Closed on exec: a program that outlives this process would otherwise keep the folder taken.
     lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

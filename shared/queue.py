@@ -74,6 +74,7 @@ def make_celery(broker_url: str) -> Celery:
     celery.conf.update(
         # A job's result is in its row.
         task_ignore_result=True,
+        # A lost message costs one sweep; a message that is delivered twice finds the job claimed (decision 0001).
         task_acks_late=False,
         task_default_queue=JOBS_QUEUE,
         task_routes={RUN_JOB: {"queue": JOBS_QUEUE}, **{task: {"queue": CONTROL_QUEUE} for task in CONTROL_TASKS}},
@@ -88,6 +89,7 @@ def make_celery(broker_url: str) -> Celery:
             "socket_keepalive": True,
             "max_retries": 0,
         },
+        # The process has configured its own log format already.
         worker_hijack_root_logger=False,
         # Without a schedule file, because its times would come from a different clock.
         beat_scheduler="celery.beat:Scheduler",
@@ -109,6 +111,8 @@ def every(seconds: float) -> dict[str, Any]:
     return {
         "schedule": schedule(seconds, nowfun=monotonic_now),
         "last_run_at": last_run_at,
+        # A message that has waited for an interval is replaced by the next one: a stopped worker must not find a heap
+        # of them.
         "options": {"expires": seconds},
     }
 

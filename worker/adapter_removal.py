@@ -118,6 +118,7 @@ class AdapterRemover:
             return None
         if not urls:
             return []
+        # In parallel, because a replica that does not answer would delay the unloading on all others.
         with ThreadPoolExecutor(min(len(urls), MAX_PARALLEL_REPLICAS)) as pool:
             return list(pool.map(lambda url: self._unload_from(url, ids), urls))
 
@@ -127,6 +128,7 @@ class AdapterRemover:
         with BlockingReplicaClient(url, self.settings.serving_key.get_secret_value(), REQUEST_SECONDS) as replica:
             for adapter_id in ids:
                 if time.monotonic() > deadline:
+                    # The rest is done in the next round: this thread belongs to all control tasks.
                     break
                 try:
                     progress = replica.unload(adapter_id, self.settings.drain_seconds)

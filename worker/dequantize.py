@@ -53,6 +53,7 @@ def write_twin(base: Path, out: Path, double_quant: bool = True) -> None:
     try:
         for path in model_files(base):
             shutil.copyfile(path, partial / path.name)
+            # Whatever this process's umask is: the server may run as a different user.
             (partial / path.name).chmod(0o644)
             if path.suffix == ".safetensors":
                 rewrite_shard(path, partial / path.name, quantised, double_quant)

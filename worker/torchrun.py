@@ -35,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
     exit_with_worker()
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # torchrun's processes are children of this one
     folder = Path(run_dir)
+    # Files of an earlier start in this folder would be taken for this one's.
     for name in (STOP_NAME, ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME):
         (folder / name).unlink(missing_ok=True)
     SignalRelay(folder)
@@ -102,6 +103,7 @@ class SignalRelay:
 
 def die_by(number: signal.Signals) -> None:
     """End this process by a signal, so that its parent sees the reason for the trainer's end."""
+    # Otherwise the handler of `SignalRelay` would get the signal again.
     if number is not signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -179,6 +179,8 @@ def train_loop(context: TrainingContext, progress: Progress, telemetry: Telemetr
         if context.order.ends_epoch(step):
             end_epoch(context, progress, telemetry, epoch)
         elif step.number % exec_.checkpoint_every == 0:
+            # Validated first, because a checkpoint contains the metrics by which a resumed run decides about early
+            # stopping.
             validate(context, progress, telemetry)
             checkpoint(context, progress, telemetry, Occasion.STEP)
         stop_or_secure(stop, context, progress, telemetry)
@@ -206,6 +208,7 @@ def reporting_activity(batches: Iterable[Batch], telemetry: Telemetry) -> Iterat
 
 def end_epoch(context: TrainingContext, progress: Progress, telemetry: Telemetry, epoch: int) -> None:
     """Validate, write a checkpoint unless the run is over, and report the epoch."""
+    # Before the checkpoint, as in `train_loop`.
     validate(context, progress, telemetry)
     if progress.step < context.order.total_steps:
         checkpoint(context, progress, telemetry, Occasion.EPOCH_END)
@@ -252,6 +255,7 @@ def checkpoint(
         Unavailable: ``STORAGE_FULL``.
     """
     probes = probes_now(context) if occasion is not Occasion.INTERIM else None
+    # After the probes, for which a sharded base needs all processes.
     if context.distributed.is_main and not checkpoint_at(context.run_dir, progress.step):
         try:
             with disk_errors():

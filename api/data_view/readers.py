@@ -135,6 +135,7 @@ class FileReaders:
     def _take(self, source: DataSource) -> _Child:
         self.end_idle()
         with self._lock:
+            # Taken out, so that two requests never read each other's answers from one process.
             child = self._idle.pop(source.key, None)
         if child and child.process.is_running():
             return child
@@ -151,6 +152,7 @@ class FileReaders:
             else:
                 self._idle[source.key] = child
             self._set_timer()
+        # Outside the lock: ending waits for the process, and other requests would wait with it.
         for superfluous in surplus:
             superfluous.process.end()
 
@@ -178,6 +180,7 @@ class FileReaders:
         with self._lock:
             ended = [key for key, child in self._idle.items() if now - child.idle_since >= seconds]
             children = [self._idle.pop(key) for key in ended]
+        # Outside the lock, as above.
         for child in children:
             child.process.end()
 

@@ -64,6 +64,7 @@ class FileReports:
                 self._refuse_surplus(tenant)
                 self._making[key] = tenant, self._threads.submit(self._make, key, make)
             _, future = self._making[key]
+        # Without the lock, which `_make` takes to store the report.
         wait([future], FIRST_WAIT_SECONDS)
         with self._lock:
             # From the future, because another waiting caller may have taken the error.

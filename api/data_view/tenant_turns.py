@@ -37,8 +37,13 @@ class TenantTurns:
             TooMany: ``CONCURRENCY_LIMITED``.
         """
         with move_on_after(WAIT_SECONDS) as waiting:
+            # The tenant's turn first: a request that waits for its own tenant must not hold a turn that others could
+            # use.
             async with self._of_tenant[tenant], self._all:
+                # From here on the reading's own limits apply; the wait is over.
                 waiting.deadline = float("inf")
+                # A limiter of its own: the two above bound the number, and the pool's threads stay free for other
+                # routes.
                 return await to_thread.run_sync(work, limiter=CapacityLimiter(1))
         raise TooMany(
             Code.CONCURRENCY_LIMITED,

@@ -42,6 +42,8 @@ class DisconnectWatcher:
         finally:
             self._working = None
             if self._cancelled:
+                # Handled here: code further out must not see a pending cancellation, for example at the end of a task
+                # group.
                 task.uncancel()
 
     def stop(self) -> None:

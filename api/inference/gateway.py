@@ -181,6 +181,7 @@ class Gateway:
             )
             return response
         finally:
+            # A response that is returned releases both itself, when it has been sent.
             if response is None:
                 disconnect.stop()
                 await admission.release()

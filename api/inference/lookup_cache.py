@@ -246,6 +246,8 @@ class LookupCache:
         """Return the current catalogue; bases may be added while the API runs."""
         try:
             status = os.stat(self._catalog_path)  # noqa: PTH116, at every request
+            # With the inode, because a catalogue that was replaced within the clock's resolution may have the same
+            # size.
             stamp: object = (status.st_ino, status.st_mtime_ns, status.st_size)
         except OSError:
             stamp = None
@@ -289,6 +291,7 @@ class LookupCache:
         """
 
         def forget(lookup: asyncio.Future[AcceptedSecret]) -> None:
+            # Only concurrent callers share a lookup: its failure must not be remembered.
             del cached.accepting[digest]
             if not lookup.cancelled():
                 lookup.exception()  # read, so that asyncio does not log the error of a lookup whose callers have all left
@@ -357,6 +360,7 @@ class LookupCache:
                 await run_in_threadpool(self._record_use, moments)
         except Exception as error:  # as with the counter: the poll must continue
             logger.warning("the times of the keys' last use were not stored: %s: %s", type(error).__name__, error)
+            # In this order, because the times that were noted meanwhile are the newer ones.
             self._used = used | self._used
 
     async def _refresh(self, least_writes: int | None = None) -> None:

@@ -65,6 +65,7 @@ class ShadowTraffic:
             logger.debug("shadow alias=%s adapter=%s dropped", alias, adapter)
             return
         task = asyncio.create_task(self._copy(alias, adapter, send_copy, judged))
+        # The loop itself has only a weak reference to a task.
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
 

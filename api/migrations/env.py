@@ -29,15 +29,18 @@ with database.engine.connect() as connection:
     if database.is_sqlite:
         disable_foreign_keys(connection)
         connection.exec_driver_sql(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000}")
+        # The write lock before the first read: two processes that start together would both find the old version.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     context.configure(connection=connection, target_metadata=METADATA, render_as_batch=database.is_sqlite)
     with context.begin_transaction():
         if not database.is_sqlite:
             connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"))
             connection.execute(text("SET LOCAL statement_timeout = 0"))  # the server may have one of its own
+            # As above, for PostgreSQL: the second process waits here, and then finds the new version.
             connection.execute(text(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})"))
         context.run_migrations()
         if database.is_sqlite:
+            # Before the commit, so that such a migration is rolled back.
             check_references(connection)
     connection.commit()
 database.close()

@@ -217,6 +217,8 @@ class JobChanges:
             if sent != self._logged or rechecks > 0 or silent >= IDLE_POLLS:
                 silent, sent = 0, self._logged
                 self._chunks.clear()
+                # The next event is in place before this one is set: a stream that waits again at once must wait for
+                # the next poll.
                 polled, self._polled = self._polled, asyncio.Event()
                 polled.set()
             await asyncio.sleep(self._poll_seconds)

@@ -94,6 +94,7 @@ class JobVersions:
     def _start(self) -> None:
         if self._polling is None or self._polling.done():
             self._limiter, self._polled = CapacityLimiter(1), asyncio.Event()
+            # What was read before polling stopped may be any age.
             self._versions = {}
             self._polling = asyncio.create_task(self._poll())
 
@@ -104,8 +105,10 @@ class JobVersions:
                 self._versions = await to_thread.run_sync(
                     partial(job_versions, self._database, followed), limiter=self._limiter
                 )
+                # From before the query, whose result may lack a change that was committed while it ran.
                 self._read_at = began
                 self._forgotten = {job: moment for job, moment in self._forgotten.items() if moment >= began}
+                # In this order, as in `JobChanges`: a stream that waits again at once must wait for the next poll.
                 polled, self._polled = self._polled, asyncio.Event()
                 polled.set()
             except MensError as error:

@@ -139,6 +139,7 @@ class QueuePlaces:
         except Exception:
             # If the jobs themselves cannot be read either, the caller gets that error.
             logger.warning("the queue could not be read", exc_info=True)
+        # Also after a failure, so that a database that is down is not asked again by every request.
         self._read_at = self._clock()
 
     def _view(self, job_id: str) -> QueuePlace | None:

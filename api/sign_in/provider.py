@@ -195,6 +195,7 @@ class IdentityProvider:
                 kept = FAILURE_SECONDS if isinstance(discovered, MensError) else DISCOVERY_SECONDS
                 if time.monotonic() - at < kept:
                     if isinstance(discovered, MensError):
+                        # A copy, because several threads may raise it, and each adds its own traceback.
                         raise copy(discovered)
                     return discovered
             try:

@@ -45,8 +45,10 @@ def main() -> None:
         if not descriptors:
             return
         if os.fork() == 0:
+            # A compilation must not keep the control socket open after the server has ended.
             control.close()
             _serve(socket.socket(fileno=descriptors[0]), vocabulary)
+        # Otherwise the caller would wait for the end of a connection that this process still holds.
         os.close(descriptors[0])
 
 
@@ -90,6 +92,7 @@ def _serve(connection: socket.socket, vocabulary: Any) -> None:
         threading.Thread(target=_compile_and_end, args=(connection, vocabulary, job), daemon=True).start()
         connection.recv(1)
     finally:
+        # Not sys.exit: the fork would run the server's exit handlers and flush copies of its buffers.
         os._exit(1)
 
 
@@ -117,6 +120,7 @@ def _compile_and_end(connection: socket.socket, vocabulary: Any, job: dict[str, 
             matcher.fill_next_token_bitmask(mask)
             matcher.accept_token(_first_token(mask))
     except MemoryError:
+        # Without DONE the caller refuses the grammar, because the engine would need as much memory.
         os._exit(1)
     except Exception:  # vLLM refuses invalid grammars itself, and says why
         connection.sendall(DONE)

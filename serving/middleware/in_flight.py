@@ -36,6 +36,7 @@ class InFlightRequests:
         finally:
             self._counts[model] -= 1
             if not self._counts[model]:
+                # Names without requests are dropped, because callers choose them and their number is unlimited.
                 del self._counts[model]
                 if idle := self._idle.pop(model, None):
                     idle.set()

@@ -122,10 +122,12 @@ class Unloader:
             try:
                 if self._in_flight.count(adapter_id) or engine.requests_of(adapter_id):
                     return False
+                # The engine first, as in `unload`: it exits if it reloads an adapter without files.
                 await engine.unload(adapter_id)
                 store = await asyncio.to_thread(self._open_store)
                 await asyncio.to_thread(store.remove, adapter_id)
             finally:
+                # Also after an error: the requests that wait for this adapter have no other end.
                 self._in_flight.reopen(adapter_id)
         ADAPTER_EVICTIONS.inc()
         log.info("%s was removed from the cache to make room.", adapter_id)

@@ -57,6 +57,7 @@ class FileCache:
             path.unlink(missing_ok=True)
             os.close(lock)
             lock = None
+        # Repeated, because another process may remove the copy before this one holds it.
         while lock is None:
             self._fetch(path, size(), fetch)
             lock = self._hold(path)
@@ -64,6 +65,7 @@ class FileCache:
             yield path
         finally:
             os.close(lock)
+            # Only now may this copy itself be removed: while it was held, the cache may have been over its limit.
             self._make_room(0)
 
     @contextmanager
@@ -132,6 +134,7 @@ def _remove_unused(path: Path) -> bool:
         return True
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # If the inode differs, the path has a new file, which this lock does not protect.
         if os.path.samestat(os.fstat(lock), path.stat()):
             path.unlink()
     except BlockingIOError:

@@ -187,6 +187,7 @@ def _sync(file: IO[bytes]) -> None:
 def _publish(temporary: Path, target: Path) -> None:
     """Give a flushed file its name, and flush the folder too, so that a power cut cannot lose the name."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    # mkstemp gives the owner alone access, and the API and its workers may be two users of one group.
     temporary.chmod(0o640)
     temporary.replace(target)
     _sync_folder(target.parent)

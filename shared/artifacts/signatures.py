@@ -86,6 +86,8 @@ def make_key(path: Path) -> str:
 
     key = Ed25519PrivateKey.generate()
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    # Exclusive, so that no key is ever overwritten; created with its mode, because a file could be opened before a
+    # chmod.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(pem)
     return base64.b64encode(key.public_key().public_bytes_raw()).decode()

@@ -74,7 +74,9 @@ class SqlChecker:
         diagnostics: list[Diagnostic] = []
         database = sqlite3.connect(":memory:")
         try:
+            # Without it, ATTACH would open any file that this process may read.
             database.set_authorizer(_authorize)
+            # Statements that define objects are executed, and may not end: SQLite aborts one after this many steps.
             database.set_progress_handler(lambda: 1, SQL_STEPS)
             for line, statement in _statements(text):
                 diagnostics.extend(_faults(database, line, statement))

@@ -31,6 +31,7 @@ def become_compiler(config: dict[str, Any]) -> None:
             ``report_fd``.
     """
     report = int(config["report_fd"])
+    # Closed by a successful exec, so that the parent's read of the report ends.
     os.set_inheritable(report, False)
     try:
         limits = Limits(**config["limits"])

@@ -125,6 +125,7 @@ def _started(compiler: Compiler, limits: Limits, source: IO[bytes]) -> Iterator[
         except OSError as error:
             raise failed(str(error)) from None
         finally:
+            # Otherwise the read of the report would wait for this process itself.
             os.close(report_end)
         try:
             end_first(child.first)

@@ -225,6 +225,8 @@ def register_adapters(
         row = session.get(AdapterRow, (tenant, adapter.id), with_for_update=True)
         if row is not None and (row.deleting_at is not None or (row.job_id != job_id and is_lent(session, row))):
             session.delete(row)
+            # Flushed now: SQLAlchemy turns a delete and an insert of one key into an update, which keeps columns
+            # without a value.
             session.flush()
             row = None
         was_published = row is not None and row.published

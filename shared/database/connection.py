@@ -124,6 +124,7 @@ class Database:
             session.connection().exec_driver_sql(statement)
 
     def _recording(self) -> RecordingSession:
+        # Callers read rows after the commit, when an expired attribute would begin another transaction.
         return RecordingSession(self.engine, expire_on_commit=False, info={CLOCK: self.now})
 
     def now(self, session: Session) -> datetime:
@@ -193,6 +194,7 @@ def _limit_waits(connection: Any, _record: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute(f"SET lock_timeout = {LOCK_SECONDS * 1000:.0f}")
         cursor.execute(f"SET statement_timeout = {STATEMENT_SECONDS * 1000:.0f}")
+    # SET is transactional: without the commit, the pool's rollback would undo it.
     connection.commit()
 
 

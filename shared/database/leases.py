@@ -44,6 +44,7 @@ from shared.scheduling.fair_queue import FairQueue
 CLOCK_SLACK = timedelta(seconds=5)
 """Largest assumed difference between the times of the clock that two concurrent transactions have read."""
 UNLOCKED = select(JobRow).where(JobRow.id == bindparam("job_id")).with_for_update(skip_locked=True)
+# A locked row is being claimed by another worker: waiting would only show that it is gone.
 
 
 @dataclass(frozen=True, slots=True)

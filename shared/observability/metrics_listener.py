@@ -137,6 +137,7 @@ def _server_class(host: str) -> type[_MetricsServer]:
 
 
 class _MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
+    # A scraper that keeps its connection open must not delay the end of the process.
     daemon_threads = True
 
     def server_bind(self) -> None:

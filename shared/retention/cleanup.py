@@ -213,6 +213,7 @@ class RetentionRunner:
                 job.result = {**job.result, MODEL_DELETED: now.isoformat()}
                 job.version += 1
                 add_events(session, job, now, NewEvent(message="The merged model was deleted by the retention policy."))
+        # After the commit: removing a model's files takes longer than a transaction may.
         self._storage.purge_trash()
         return True
 

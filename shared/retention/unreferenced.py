@@ -71,6 +71,7 @@ def remove_unreferenced(database: Database, storage: Storage, kind: ArtifactKind
         if referenced is None or digest in referenced:
             return False
         storage.move_to_trash(kind, digest)
+    # After the commit, as in `Cleanup`: other writers must not wait for the removal of files.
     storage.purge_trash()
     return True
 

@@ -44,6 +44,7 @@ class ForkServer:
             self._log.close()
             raise failed(str(error)) from None
         finally:
+            # Otherwise this process would never see the end of the connection.
             theirs.close()
         self._folder = self._hello()
 

@@ -152,6 +152,7 @@ class Sandbox:
                 # Wakes the thread that waits for its answer; that thread closes it.
                 with suppress(OSError):
                     channel.shutdown(socket.SHUT_RDWR)
+        # Outside the lock, which it takes itself.
         self.forget()
         if process:
             process.end()
@@ -213,6 +214,7 @@ class Sandbox:
 
     def _new_channel(self, source: str) -> socket.socket:
         ours, theirs = socket.socketpair()
+        # Longer than the limit of the sandbox itself, whose answer names the limit that was reached.
         ours.settimeout(self.limits.wall_seconds + GRACE_SECONDS)
         try:
             with self._lock, theirs:

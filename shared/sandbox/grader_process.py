@@ -115,6 +115,7 @@ def _compile(source: str) -> CodeType | Outcome:
     linecache.cache[FILE_NAME] = (len(source), None, source.splitlines(keepends=True), FILE_NAME)
     import_all(named_modules(source))
     signal.setitimer(signal.ITIMER_REAL, 0)
+    # As in the fork server: a collection in an item's fork would copy the pages that it shares.
     gc.freeze()
     return code
 
@@ -123,10 +124,12 @@ def _judge(inheritance: Inheritance, code: CodeType, request: dict[str, Any], ch
     """Run one item in a process of its own, and end that process in any case."""
     result_end, result = os.pipe()
     output_end, output = os.pipe()
+    # Before the fork, because the child must notice if this process has ended by then.
     parent = os.getpid()
     pid = os.fork()
     if not pid:
         _be_item(inheritance, parent, code, request, result, output)
+    # Otherwise this process, as a writer itself, would never reach the end of the two pipes.
     os.close(result)
     os.close(output)
     watch = _Watch(result_end, output_end, channel, inheritance.limits)
@@ -135,6 +138,7 @@ def _judge(inheritance: Inheritance, code: CodeType, request: dict[str, Any], ch
         if reason is None and not watch.result:
             _wait_for_exit(pid)
     finally:
+        # Also after an answer: threads of the item may still run.
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         os.close(result_end)
@@ -242,10 +246,12 @@ def _be_item(
         os.dup2(output, 2)
         result_copy = os.dup(result) if result == _RESULT_FD else result
         os.dup2(result_copy, _RESULT_FD)
+        # The item's code must reach neither the channel nor a pipe of another item.
         os.closerange(_RESULT_FD + 1, inheritance.limits.files)
         sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
         confinement.limit_item(inheritance.limits, inheritance.limits.threads if inheritance.threads else 0)
+        # After the limits, because this program refuses setrlimit.
         seccomp.apply(inheritance.item_program)
         outcome = _run(code, request)
         sys.stdout.flush()

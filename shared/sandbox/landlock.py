@@ -62,6 +62,7 @@ def restrict_files(
         for rights, paths in ((_READ, readable), (own, writable), (_READ | _EXECUTE, executable)):
             for path in paths:
                 _allow(ruleset, path, rights & handled)
+        # The kernel requires this of a process without CAP_SYS_ADMIN.
         _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         _checked(_libc.syscall(_RESTRICT_SELF, ruleset, 0))
     finally:

@@ -121,6 +121,7 @@ def _masked(argument: int, mask: int, value: int) -> _Comparison:
 
 def _compile(allowed: list[str], clone: list[_Comparison], *, refuse_processes: bool = True) -> bytes:
     library = load_library()
+    # ENOSYS for all other calls, not an end of the process: libraries then fall back to an older call.
     context = ctypes.c_void_p(library.seccomp_init(_ERRNO | errno.ENOSYS))
     try:
         library.seccomp_attr_set(context, _ATTRIBUTE_BAD_ARCHITECTURE, ctypes.c_uint32(_KILL_PROCESS))

@@ -185,6 +185,7 @@ def _load_backend(path: Path, config: dict[str, Any], special_tokens: dict[str, 
         backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
     except Exception as error:
         # The library raises a bare Exception.
+        # A tokenizer.json may contain both from its training, and would cut or fill rows silently.
         raise _unreadable(f"The base's {path.name} cannot be read: {error}.") from error
     backend.no_truncation()
     backend.no_padding()

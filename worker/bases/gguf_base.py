@@ -60,6 +60,7 @@ def write_base(file: Path, out: Path) -> None:
     warnings.simplefilter("ignore")
     header = read_gguf_header(file)
     check_convertible(file, header)
+    # With the process id, so that two conversions to one name do not write into one folder.
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)
     try:
@@ -77,6 +78,7 @@ def write_base(file: Path, out: Path) -> None:
                 raise out_of_memory(str(error)) from error
             reason = (str(error).splitlines() or [""])[0][:200]
             raise invalid(file, f"transformers cannot read it ({type(error).__name__}: {reason})") from error
+        # Before the rename, because the digests of a base cover every file in its folder.
         shutil.rmtree(source)
         print(f"writing {out}", file=sys.stderr)
         model.save_pretrained(partial)
@@ -84,6 +86,7 @@ def write_base(file: Path, out: Path) -> None:
         # transformers accepts a tensor whose shape differs from the config.
         preflight_model(partial, tokenizer_mode=TokenizerMode.HF)
         for path in partial.iterdir():
+            # safetensors writes 0600, and the server may run as a different user from the worker.
             path.chmod(0o644)
         partial.rename(out)
     finally:

@@ -24,6 +24,7 @@ def appearing_whole(target: Path) -> Iterator[Path]:
     completely.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    # Left by a process that was killed; in containers the ids of processes repeat.
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
@@ -32,6 +33,7 @@ def appearing_whole(target: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)  # on a full disk, reporting the error needs its space
         raise
+    # A rename does not replace a folder that has files.
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
 

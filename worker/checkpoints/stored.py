@@ -116,6 +116,7 @@ class StoredCheckpoints:
                     self._name(self._named | present)
         if present and present != self._named:
             old = set(self._named.values()) - set(present.values())
+            # Before the old ones go: a job must never name a checkpoint that is no longer stored.
             self._name(present)
             for digest in old:
                 self._storage.move_to_trash(KIND, digest)
@@ -142,7 +143,9 @@ class StoredCheckpoints:
         if not self._store:
             return
         self._done.set()
+        # The thread first, because two rounds at the same time would each drop what only the other one names.
         self._thread.join()
+        # If the lease is lost, another attempt decides which checkpoints the job has.
         if kind is not None and not isinstance(error, LeaseLost):
             self._try_to_store()
 

@@ -75,6 +75,7 @@ class GatewayClient:
         """Send no further requests, and shut down the sockets of those in flight: closing a connection does not wake a
         thread that reads from it.
         """
+        # Before the sockets: a thread whose request fails here must not send it again.
         self._closing.set()
         with self._lock:
             self._aborted = True

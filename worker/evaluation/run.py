@@ -144,6 +144,7 @@ class _Progress:
             if is_last or len(self._waiting) > MOST_WAITING:
                 raise
             return
+        # Only after the commit, so that results that were not stored are stored by the next call.
         self._waiting = []
         self.report()
 
@@ -224,6 +225,7 @@ def _judge_all(
                 progress.store_when_due()
             progress.store(is_last=True)
         except LeaseLost:
+            # Another attempt owns the run: what this one stored now could overwrite its results.
             raise
         except BaseException:
             # A pause, a cancel or an outage: answers in progress are still taken, so that they are not requested again.

@@ -81,6 +81,7 @@ class ChildProcess:
         command += ["--cache", str(cache)] if cache else []
         self._process = subprocess.Popen(
             command,
+            # A library that asks a question must get an end of file, and not wait for the worker's terminal.
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -136,6 +137,7 @@ class ChildProcess:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+        # Waited for here, because `ending` reads the exit code, and because a zombie would stay.
         self._process.wait()
 
     def new_telemetry(self) -> list[dict[str, Any]]:

@@ -47,6 +47,7 @@ class LeaseKeeper:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._done.set()
+        # Joined, because a heartbeat after the attempt's end would report a lost lease.
         self._thread.join()
 
     def _keep(self) -> None:

@@ -143,6 +143,7 @@ class LiveCheckpoints:
             for path in sorted(folder.iterdir()):
                 link_or_copy(path, copy / path.name)
             self._publish(copy)
+            # Last, so that an outage leaves the checkpoint untried.
             self._tried.add(folder.name)
 
     def withdraw_dropped(self, *, keep_callable: bool = True) -> bool:
@@ -214,6 +215,7 @@ class LiveCheckpoints:
             return
         leases, lease, settings = self._attempt.leases, self._attempt.lease, self._attempt.settings
         self._raise_if_ended()
+        # Before it is stored, as in `run_import`: the same content may be stored already, and pending deletion.
         leases.keep_adapters(lease, [digest])
         sign_adapters(settings.signing_key, [folder])
         stored = store_adapter(self._attempt.storage, folder, final=False)

@@ -131,6 +131,7 @@ class Worker:
 
     def _run(self, lease: Lease) -> None:
         """Do the work, and write how the attempt ended."""
+        # The keeper has ended when this returns: no heartbeat can follow the end that is written below.
         ending = self._work(lease)
         # While the database is unavailable, try again. After the lease's time the control worker takes the job back anyway.
         deadline = time.monotonic() + self.settings.lease_seconds

@@ -76,6 +76,8 @@ class DiskCheck:
                 with tempfile.NamedTemporaryFile(dir=self.runs_dir, prefix=".probe-") as file:
                     file.write(bytes(PROBE_BYTES))
                     file.flush()
+                    # Without it, a network file system may accept the bytes now and report a full disk only at a
+                    # job's checkpoint.
                     os.fsync(file.fileno())
                 self._written = "the storage (MENS_STORAGE_DIR or MENS_S3_BUCKET)"
                 with self.storage.writer() as writer:  # the file is discarded, because it is not committed

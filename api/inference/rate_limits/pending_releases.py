@@ -60,10 +60,12 @@ class PendingReleases:
 
     async def _try(self) -> None:
         """Release the pending slots, oldest first, up to the first that Valkey does not accept."""
+        # A copy, because requests add and remove releases while this waits for Valkey.
         for (account, slot), until in list(self._pending.items()):
             if time.monotonic() < until:
                 try:
                     await self._release(account, slot)
                 except (RedisError, OSError):
+                    # Valkey does not answer: each further try would wait for the same timeout.
                     return
             self._pending.pop((account, slot), None)

@@ -244,9 +244,12 @@ class ProcessStore:
 
     async def acquire(self, request: LimitedRequest) -> LimitDecision:
         now = self._clock()
+        # All accounts are checked before any counts, so that a refused request costs nothing. Without an await in
+        # between,
         verdicts = [self._check(account, now)._replace(account=index) for index, account in enumerate(request.accounts)]
         if refused := next((verdict for verdict in verdicts if verdict.refusal), None):
             return refused
+        # no lock is needed up to here: no other request can run between the check and the count.
         for name, rate, slots, _ in request.accounts:
             if slots is not None:
                 self._slots[name].add(request.slot)
@@ -331,6 +334,8 @@ class SharedStore:
                     self._pending.add(name, request.slot)
             return await self._process.acquire(request)
         self._away_until = 0.0
+        # An earlier try of this request may have failed after Valkey took the slot, and left a release that would
+        # free it.
         if self._pending and not verdict.refusal:
             for name in request.holders:
                 self._pending.remove(name, request.slot)

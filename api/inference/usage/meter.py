@@ -156,6 +156,8 @@ class Meter:
         """Write the remaining counts."""
         self._closing.set()
         if self._task:
+            # Not `wait_for`, which would cancel the task: its thread would still write, and the counts would be lost
+            # or doubled.
             await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)
         if self._writing:
             logger.error("usage that may be lost, because the database did not answer in time: %s", self._writing)

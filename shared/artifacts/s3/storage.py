@@ -62,6 +62,8 @@ class S3BlobWriter(TemporaryBlob):
             with disk_errors():
                 self._file.flush()
             if self.size > PART_BYTES:
+                # The parts are sent here, so that `commit`, for which a transaction of the database waits, is one
+                # short request.
                 self._upload = self._storage.bucket.begin_upload(blob_name(digest))
                 self._upload.send(self._file, self.size)
         return digest

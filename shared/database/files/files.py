@@ -97,6 +97,7 @@ class Files:
             idempotency_key: the same key and request give the same file.
         """
         with self._db.write() as session:
+            # Only sums and keys need the lock: other files of a tenant are added without waiting for each other.
             if quota != NO_QUOTA or idempotency_key:
                 lock_tenant(session, self._tenant)
             if idempotency_key and (made := _made_with(session, self._tenant, idempotency_key.key)):
@@ -104,6 +105,7 @@ class Files:
                 return File.model_validate(made)
             check_room(session, self._tenant, quota, size)
             row = add_file(session, self._tenant, filename, purpose, size, sha256, expires_at, idempotency_key)
+            # Last, for the reason in `Uploads.add_part`.
             store()
             return File.model_validate(row)
 
@@ -157,6 +159,7 @@ class Files:
                         f"{user} still needs the file {file_id}.",
                         remedy="Wait until the job has finished, or cancel it.",
                     )
+            # Before the other uses are counted: one that is being added is committed, and counted, by then.
             lock_content(session, row.sha256)
             session.delete(row)
             return row.sha256 if remove_unneeded(session, row.sha256, remove) else None
@@ -206,6 +209,7 @@ def add_file(
     idempotency_key: IdempotencyKey | None = None,
 ) -> FileRow:
     """Add a file inside the caller's transaction. A blob that was stored before it may have been removed meanwhile."""
+    # A transaction that removes this content waits, and then finds this row.
     lock_content(session, sha256)
     row = FileRow(
         id=new_id("file"),

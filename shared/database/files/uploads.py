@@ -266,6 +266,7 @@ class Uploads:
         for part_id, sha256 in parts:
             # A transaction for each part: others that store this content wait for one removal, not for all of them.
             with self._db.write() as session:
+                # As in `Files.delete`: uses that are being added are counted.
                 lock_content(session, sha256)
                 if row := session.get(UploadPartRow, part_id):
                     session.delete(row)

@@ -119,6 +119,7 @@ class CheckpointPermissions:
             # Together with every tenant's record of the same content, in one order: two tenants may lend it to each
             # other.
             lock_contents(session, [row.digest])
+            # The rows may have changed before they were locked, and the session would return its earlier copies.
             session.expire_all()
             row = adapter_row(session, seen, adapter_id)
         if row is None:

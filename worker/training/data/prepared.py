@@ -261,6 +261,7 @@ def _take_place(folder: Path, target: Path) -> None:
             shutil.rmtree(broken, ignore_errors=True)
         else:
             return
+    # The last try raises its error.
     folder.rename(target)
 
 
