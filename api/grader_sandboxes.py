@@ -13,6 +13,7 @@ from shared.sandbox.client import Sandbox
 from shared.sandbox.levels import Choice, SandboxReport
 from shared.sandbox.probe import report_of_machine
 
+# The memory of this machine is divided by it.
 RUNS_AT_ONCE = 4
 RUNS_OF_A_TENANT = 1
 """Largest number of concurrent runs of one tenant. Its further runs wait, and do not delay other tenants' runs as long

@@ -33,6 +33,7 @@ from shared.graders.grading import OF_THE_ANSWER, grade, has_code, is_passed
 from shared.sandbox.client import Sandbox
 from shared.statistics.sequential import is_worse
 
+# One transaction per second at most, however many copies are judged.
 STORE_SECONDS = 1.0
 MOST_CHARACTERS = 32_000
 """Largest number of characters of both answers together: graders read them in this process."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+# The newest chunk is written again with each report: larger ones would cost more writes, smaller ones more rows.
 CHUNK_STEPS = 256
 ABSENT, NOT_FINITE = math.nan, math.inf
 _FORMAT = struct.Struct(f"<{CHUNK_STEPS}f")

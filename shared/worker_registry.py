@@ -18,6 +18,7 @@ from redis.retry import Retry
 
 KEY = "mens:workers"
 REPORT_SECONDS = 30.0
+# A worker outlives two lost reports.
 LIVE_SECONDS = 3 * REPORT_SECONDS
 TIMEOUT_SECONDS = 2.0
 

@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 MAX_BYTES = 64 << 10
+# The composer is recursive.
 MAX_DEPTH = 16
 Invalid = Callable[[str, str, int | None], Exception]
 """Makes the error of a document: message, the field's path, the line."""

@@ -53,6 +53,7 @@ WARMUP_FRACTION = 0.05
 INITIALIZER_RANGE = 0.12
 # Default temperature of requests. At 1, such a small model picks a wrong word every few words.
 TEMPERATURE = 0.2
+# The target that torch's cross-entropy ignores by default.
 IGNORED_LABEL = -100
 
 # `generation` marks what the assistant says, its end token included: these tokens, and no others, become labels.

@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     exit_with_worker()
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # torchrun's processes are children of this one
     folder = Path(run_dir)
-    # Files of an earlier start in this folder would be taken for this one's.
+    # This start would read the files of an earlier one in this folder as its own.
     for name in (STOP_NAME, ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME):
         (folder / name).unlink(missing_ok=True)
     SignalRelay(folder)

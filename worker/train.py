@@ -63,6 +63,7 @@ from worker.training.self_evaluation.replay_risk import ReplayRisk
 from worker.training.step import optimizer_step, validation_in_memory
 from worker.training.trainer import TrainingContext, agree_on_memory, agree_to_start, describe, gather_facts, set_up
 
+# One such step can be chance, and has changed nothing; a model that has diverged does not recover.
 MAX_NON_FINITE_STEPS = 3
 TRIES_NAME = "self_evaluation_tries.json"
 

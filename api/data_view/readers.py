@@ -22,6 +22,7 @@ from shared.sandbox.environment import environment
 
 KEPT = 2
 """Idle processes that wait for the next page of their file."""
+# Each process that waits for the next page keeps a tokenizer in memory.
 IDLE_SECONDS = 60.0
 START_SECONDS, ROWS_SECONDS, REPORT_SECONDS = 60.0, 30.0, 900.0
 """Limits of elapsed time; the limits of processor time, in the process itself, are shorter."""

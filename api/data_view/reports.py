@@ -18,7 +18,9 @@ KEPT = 64
 """Number of reports that are kept, including errors of reports that could not be made."""
 FAILURE_SECONDS = 60.0
 """Time for which an error is kept for a caller that asks again; after it, the report is made again."""
+# Each report keeps a processor busy, which chats need too.
 MADE_AT_ONCE = 2
+# A tenant's share is smaller, so that one tenant cannot fill the queue for all.
 WAITING, WAITING_OF_A_TENANT = 16, 2
 FIRST_WAIT_SECONDS = 1.0
 """Time that the first request waits: reports on small files are ready within it, so most callers need not ask twice."""

@@ -28,6 +28,7 @@ from shared.tokenization.tokenizer import Tokenizer
 
 SECONDS = 2.0
 """Time in which a page is read; the page ends with the rows that were read until then."""
+# A number of rows alone does not bound a page: one row may have megabytes.
 MAX_PAGE_BYTES = 1_000_000
 MAX_CHARACTERS = 8_000
 """Largest number of characters of a line, or of a piece of text, in an answer."""

@@ -13,6 +13,7 @@ from anyio import CapacityLimiter, move_on_after, to_thread
 from shared.errors import Code, TooMany
 
 Result = TypeVar("Result")
+# Each reading keeps a processor busy, which chats need too.
 READINGS_AT_ONCE = 2
 READINGS_OF_A_TENANT = 1
 WAIT_SECONDS = 20.0

@@ -53,6 +53,7 @@ REQUEST_ID = "mens_request_id"
 SESSION_HEADER = "x-session-id"
 WAIT_HEADER = "mens-max-wait"
 """Header with the seconds that the caller prefers to wait for a replica instead of getting 503."""
+# A request that waits keeps its slot, so a caller may not choose any time.
 MAX_WAIT_SECONDS = 60.0
 
 Validate = Callable[[dict[str, Any]], dict[str, Any]]

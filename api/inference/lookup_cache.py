@@ -44,6 +44,7 @@ POLL_SECONDS = 0.2
 promises."""
 READ_SECONDS = 2.0
 """How long one read of the counter may take before the database counts as unresponsive."""
+# While the database is down, a revoked key is still accepted for as long as this.
 OUTAGE_SECONDS = 60.0
 MAX_AGE_SECONDS = 10.0
 """Longest age of cached entries. After this time even changes become visible that their writer did not count, such as

@@ -19,6 +19,7 @@ from anyio import CapacityLimiter, to_thread
 from shared.database.callers.key_records import Key
 from shared.errors import Code, TooMany
 
+# A pool of its own: streams that wait for the database must not occupy the threads of requests.
 THREADS = 4
 RETRY_SECONDS = 1
 """``Retry-After`` of a stream over the limit: a guess, because it is unknown when another will end."""

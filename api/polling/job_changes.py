@@ -45,6 +45,7 @@ cache of keys reads the counter at its own pace, and on a slow database that tak
 """
 LOSS_DIGITS = 6
 """Significant digits of a loss in an event of progress."""
+# A stream that is further behind gets `RESET` instead, so that slow clients cost a bounded amount of memory.
 LOG_EVENTS = 5_000
 KNOWN_JOBS = 10_000
 """Number of jobs whose last summary is kept, to distinguish progress from other changes."""

@@ -35,6 +35,7 @@ from shared.hashing import digest_json
 
 router = APIRouter(prefix="/v1/aliases", tags=["aliases"])
 
+# The column is a 32-bit integer: PostgreSQL answers a larger number with an error of the server.
 LARGEST_VERSION = 2**31 - 1
 Reason = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")]
 

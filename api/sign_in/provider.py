@@ -32,6 +32,7 @@ with a shared secret.
 KEY_TYPES = {"RSA", "EC", "OKP"}
 LEEWAY_SECONDS = 30
 """Largest difference between the clocks of provider and API."""
+# The second also ends an answer that arrives byte by byte.
 READ_SECONDS, TOTAL_SECONDS = 5.0, 10.0
 MOST_BYTES = 256 << 10
 """Largest answer of the provider."""

@@ -43,6 +43,7 @@ with without_smart_open():
 
 CHUNK_BYTES = 1 << 20
 MAX_FIELD_BYTES = 4096
+# Content-Length also counts boundaries, headers and the other fields, which are not part of the file.
 MULTIPART_OVERHEAD_BYTES = 64 << 10
 
 

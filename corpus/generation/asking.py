@@ -25,10 +25,12 @@ from corpus.verdicts import VerdictCode
 from shared.errors import Code, InvalidRequest, MensError, Unavailable
 from shared.http_retry import Outcome, Retries, describe_outcome, keyed_client
 
+# With waits that double from a second: a server that restarts is back within half a minute.
 ATTEMPTS = 6
 LONGEST_WAIT_SECONDS = 60.0
 LIMIT_PATIENCE_SECONDS = 900.0
 """How long to keep waiting while the server limits the caller's rate (429)."""
+# The answer is not a stream: nothing arrives until the last token, which takes minutes on a CPU.
 READ_SECONDS = 600.0
 MAX_RESPONSE_BYTES = 16 << 20
 OF_THE_REQUEST = frozenset({400, 413, 422})

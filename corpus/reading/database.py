@@ -30,7 +30,9 @@ _JSON_TYPES = frozenset({114, 3802})
 """PostgreSQL's JSON types, whose values may be lists."""
 # What the server says about a statement names columns; what it says about data (classes 22 and 23) quotes values.
 _QUOTABLE = ("42", "25", "0A")
+# With these classes the server is at fault, and not the query.
 _CONNECTION_CLASSES = ("08", "28", "3D", "53", "57", "58")
+# The exception in class 57: an operator's limit that the query exceeds.
 _TIMEOUT = "57014"
 _ACTIVITY = """
 SELECT clock_timestamp(), min(xact_start), coalesce(bool_or(query = '<insufficient privilege>'), false), pg_is_in_recovery()

@@ -23,6 +23,7 @@ from shared.http_retry import Outcome, Retries, describe_outcome, is_temporary, 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 TIMEOUT_SECONDS = 120.0
+# With waits that double from a second, OpenAI has two minutes to recover.
 ATTEMPTS = 8
 LONGEST_WAIT_SECONDS = 900.0
 """A `Retry-After` beyond this ends the command; the next run continues where it stopped."""

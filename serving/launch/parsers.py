@@ -19,6 +19,7 @@ from shared.errors import InvalidRequest
 from shared.tokenization.tokenizer import Tokenizer
 from shared.tokenization.tool_call_forms import parser_of
 
+# Strings that no template contains, so that they can be found in its output.
 QUESTION, ANSWER, FUNCTION = "Qw7 question", "Aw7 answer", "call_w7"
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": FUNCTION, "arguments": {"unit": "w7"}}}

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from shared.base_models.families import FAMILY_OF_MODEL_TYPE, FULL, LINEAR, SLIDING, SPECS, Family, FamilySpec, Size
 from shared.errors import ArtifactInvalid, Code
 
+# A config is untrusted, and each layer becomes a dozen entries of `expected_tensors`.
 MAX_LAYERS = 1024
 MAX_LENGTH = 1 << 28
 DTYPES = frozenset({"float32", "float16", "bfloat16"})

@@ -21,12 +21,14 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 64 << 20
 """Largest number of bytes before the weights. A vocabulary of 260,000 tokens with its merges takes about 12 MB."""
+# A file is untrusted: its counts are checked before anything of that size is read.
 MAX_FIELDS = 4096
 MAX_TENSORS = 1 << 15
 MAX_ELEMENTS = 1 << 21
 """Largest number of elements of an array: the largest vocabularies have 260,000 tokens and 520,000 merges."""
 MAX_STRING_BYTES = 1 << 20
 """Largest number of bytes of a string; chat templates are the longest."""
+# GGML's own limit, and the alignment of files that name none.
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
 

@@ -37,6 +37,7 @@ from shared.errors import Code, ContractRejected
 AUTO = "auto"
 DEFAULT_PRESET = "4080"
 """The preset of a command line that names none; `resolve_contract` itself has no default."""
+# A card reports slightly less memory than it is sold with.
 VRAM_SLACK = 0.97
 
 Source = Literal["explicit", "auto", "data", "machine", "parent", "domain", "ladder", "preset", "default"]

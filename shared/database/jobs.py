@@ -37,6 +37,7 @@ from shared.errors import Code, Conflict, NotFound
 from shared.observability.tracing import current_traceparent
 
 JOB_ID_PREFIX = "ftjob"
+# The column's length: PostgreSQL refuses a longer string, and the attempt would fail because of an event.
 MAX_MESSAGE_CHARS = 2000
 LAST_RESULTS = 20
 """Number of most recent results that are searched for a measured speed."""

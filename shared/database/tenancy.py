@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, S
 from shared.errors import Code, Forbidden
 
 SHARED = "shared"
+# Both fit into the columns, which are 32-bit integers.
 LARGEST_LIMIT, MOST_TOKENS = 1_000_000, 1_000_000_000
 TENANT_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 TENANT_RULE = "1 to 63 characters of a-z, 0-9 and -, not beginning with -"

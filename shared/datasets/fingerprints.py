@@ -47,6 +47,7 @@ _ASCII = bytes(range(128))
 _PADDING = np.frombuffer(b" " + NUL * HASHED_BYTES, np.uint8)
 _MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
 """Masks that keep the first ``count`` bytes of eight, as a little-endian number."""
+# xxHash's first 64-bit prime.
 _PRIME = np.uint64(0x9E3779B185EBCA87)
 _PRIME32_1, _PRIME32_2, _PRIME32_3 = map(np.uint32, (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D))
 """xxHash's multipliers."""

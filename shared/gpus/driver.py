@@ -14,6 +14,7 @@ from pathlib import Path
 COLUMNS = ("index", "uuid", "memory.total", "memory.free", "driver_version", "name")
 """Columns of the driver's table. The name is last because it may contain a comma."""
 PROGRAM_COLUMNS = ("gpu_uuid", "pid", "used_memory", "process_name")
+# Without persistence mode the driver initialises each GPU for the query, which takes seconds.
 QUERY_SECONDS = 20.0
 DEVICES = Path("/dev")
 WSL_LIBRARIES = Path("/usr/lib/wsl/lib")

@@ -14,6 +14,7 @@ import regex
 from shared.errors import Code, InvalidRequest
 from shared.graders.types import ExpectedCall
 
+# A user's expression may take exponential time.
 REGEX_SECONDS = 1.0
 
 

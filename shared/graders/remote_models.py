@@ -14,6 +14,7 @@ from shared.graders.text_similarity import no_embeddings
 from shared.http_retry import Retries, keyed_client
 from shared.settings import RemoteModel
 
+# Few, because a caller waits for the grade: the waits add up to three seconds.
 ATTEMPTS = 3
 LONGEST_WAIT_SECONDS = 10.0
 READ_SECONDS = 120.0

@@ -20,6 +20,7 @@ from shared.contract.contracts import FineTuneContract
 
 NF4_BLOCK, NF4_GROUP = 64, 256
 NF4_CODE_BYTES, GROUP_CODE_BYTES, OFFSET_BYTES = 16 * 4, 256 * 4, 4
+# bitsandbytes keeps the moments of smaller tensors in fp32 (its `min_8bit_size`).
 SMALLEST_8BIT_TENSOR, MOMENT_BLOCK = 4096, 256
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 RNG_STATE_BYTES = 5056

@@ -27,6 +27,7 @@ from shared.sandbox.packages import named_packages
 GRACE_SECONDS = 15.0
 """Additional time for an answer beyond the item's own limit, for imports, forking and a busy machine."""
 RETRY_SECONDS = (0.1, 0.5)
+# In JSON, a byte of the output can take six characters.
 MAX_ANSWER_BYTES = 8 * MAX_OUTPUT_BYTES
 LEAST_MEMORY_BYTES = 256 << 20
 DISKS_OF_ITEM = 4

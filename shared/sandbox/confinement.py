@@ -16,6 +16,7 @@ from shared.sandbox.levels import Limits
 FIRST_UID = 0x4D00_0000
 """First user id of graders: above all ids that systems give to people or services."""
 UIDS = 1 << 26
+# A container may map only 65,536 users: these are above the ids of its own services, and below that limit.
 _FIRST_UID_OF_CONTAINER = 20_000
 _UIDS_OF_CONTAINER = 40_000
 

@@ -13,6 +13,7 @@ import os
 
 _KILL_PROCESS, _ALLOW, _ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
 _ATTRIBUTE_BAD_ARCHITECTURE, _ATTRIBUTE_OPTIMIZE = 2, 8
+# Each system call passes a few comparisons of a tree, and not all of a list.
 _BINARY_TREE = 2
 _EQUAL, _MASKED_EQUAL = 4, 7
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # slow to import
     import numpy as np
     from numpy.typing import NDArray
 
+# With the observed value itself, a round number of samples, so that p-values are multiples of 1/10,000.
 RESAMPLES = 9_999
 SEED = 1337
 EXACT_UP_TO = 12
@@ -24,6 +25,7 @@ EXACT_UP_TO = 12
 BLOCK = 2**18
 """Number of values drawn at a time, to limit memory."""
 _NORMAL = NormalDist()
+# Means of the same values in another order differ in their last digits, and count as equal.
 _ROUNDING = 1e-12
 
 

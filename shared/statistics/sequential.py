@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 
 MAX_TERMS = 10_000
+# A continued fraction divides by its terms, which may be zero (Lentz's method).
 _TINY = 1e-300
 STAKES = (0.9, 0.75, *(0.5**power for power in range(1, 10)))
 """Stakes, as shares of the largest bet that cannot lose everything: small ones gain if losses are frequent, large ones

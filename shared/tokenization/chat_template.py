@@ -30,6 +30,7 @@ from shared.errors import Code, InvalidRequest
 
 MAX_TEXT = 16_000_000
 """Characters that a template may write for one chat; a row of a data file has at most a sixteenth of that."""
+# A template is code of the base's author, and may not end.
 MAX_SECONDS = 5.0
 
 RESERVED_ARGUMENTS = frozenset(

@@ -18,10 +18,12 @@ import msgspec
 from shared.errors import Code, InvalidRequest, JobFailed, MensError, NotFound, Unavailable
 from shared.http_retry import Retries, keyed_client
 
+# With waits that double from a second: an API that restarts is back within half a minute.
 ATTEMPTS = 6
 LONGEST_WAIT_SECONDS = 60.0
 LIMIT_PATIENCE_SECONDS = 900.0
 """How long to wait for a tenant limit before the attempt ends and the job returns to the queue."""
+# The answer is not a stream: nothing arrives until the last token, which takes minutes on a CPU.
 READ_SECONDS = 600.0
 AWAY = frozenset({503})
 """Statuses that mean that part of the system is unavailable, as opposed to a request that cannot be served."""

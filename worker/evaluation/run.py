@@ -37,6 +37,7 @@ from worker.evaluation.answers import Judged, Tools, judge_item
 from worker.evaluation.gateway import GatewayClient
 from worker.settings import WorkerSettings
 
+# One transaction for many answers; a worker that is killed requests at most these again.
 STORE_SECONDS = 1.0
 STORE_ITEMS = 64
 MOST_WAITING = 1024

@@ -27,6 +27,7 @@ from worker.probe_chats import ARGUMENTS, TOOLS, EncodedChats, first_difference
 from worker.run_folder import DEPTHS
 from worker.settings import WorkerSettings
 
+# A smaller difference may be noise between the trainer's and the replica's arithmetic.
 NOISE_FACTOR = 3.0
 LEAST_POSITIONS = 16
 """Minimum number of positions for judging a range of depths; from fewer, an RMS means little."""

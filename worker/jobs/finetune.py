@@ -53,6 +53,7 @@ from worker.watchdog.idle import IdleWatch
 from worker.watchdog.stall import StallWatch
 
 PROGRAM = "worker.train"
+# A try fails only if the earlier attempt removes this checkpoint at the same moment.
 TAKE_OVER_TRIES = 5
 
 

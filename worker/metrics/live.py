@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from shared.gpus.driver import Gpu, query_gpus, visible_gpus
 
+# Each query starts the driver's program.
 GPU_FRESH_SECONDS = 15.0
 LIVE_FIELDS = {
     "tokens_per_sec": ("mens_training_tokens_per_second", "Tokens per second of the steps that run now."),

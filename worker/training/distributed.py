@@ -30,6 +30,7 @@ PATIENCE = dt.timedelta(hours=1)
 process that has ended is noticed at once.
 """
 
+# Fixed, because a collective needs tensors of one shape from all processes.
 NOTE_BYTES = 128
 
 

@@ -25,6 +25,7 @@ MIN_FREE_BYTES = 32 << 20
 """Minimum free space for run folders. An attempt that fails on a full disk deletes its incomplete files, and the probe
 file would fit into that space, so probing alone is not enough.
 """
+# No content has this digest: the question is sent for the request alone.
 ABSENT_BLOB = "0" * 64
 
 logger = logging.getLogger(__name__)

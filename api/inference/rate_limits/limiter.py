@@ -28,6 +28,7 @@ from shared.database.callers.key_records import Key
 from shared.database.tenancy import SHARED, UNLIMITED, KeyLimits
 from shared.errors import Code, TooMany
 
+# A third, so that a slot outlives two lost renewals.
 RENEW_SECONDS = HOLD_SECONDS / 3
 PAUSES = (0.02, 0.08, 0.2)
 """Seconds between tries for a slot, which may be free in a moment: a caller that has read a whole response, or has

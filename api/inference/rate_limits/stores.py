@@ -24,7 +24,9 @@ from redis.exceptions import ConnectionError, RedisError  # noqa: A004 — the c
 from api.inference.rate_limits.pending_releases import PendingReleases
 
 WINDOW_SECONDS = 60
+# A process that was killed releases nothing: its slots become free after this time.
 HOLD_SECONDS = 60
+# Every limited request waits for Valkey; after this time the process counts on its own.
 TIMEOUT_SECONDS = 1.0
 AWAY_SECONDS = 10.0
 """How long no request is sent to Valkey after it did not respond."""

@@ -18,6 +18,7 @@ from api.inference.event_stream import ERROR_EVENT
 from api.inference.replicas.http_connection import BadResponse, HttpConnection
 from shared.observability.tracing import current_traceparent
 
+# A connection is accepted by the kernel, even if the replica is busy: a longer silence is a lost machine.
 CONNECT_SECONDS = 5.0
 KEEPALIVE_SECONDS = 4.0
 """Shorter than a replica's five: a request on a connection that the replica closes at the same moment would fail."""

@@ -25,6 +25,7 @@ from shared.replicas import describe_unserved, replica_name, serving_remedy
 from shared.tokenization.request_arguments import with_template_arguments
 
 SKIPPED_STATUSES = frozenset({502, 503})
+# A request after which two engines have died may be the cause, and must not reach the others.
 MAX_DISCONNECTS = 2
 WAIT_STEP_SECONDS = 0.05
 

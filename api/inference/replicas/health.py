@@ -20,6 +20,7 @@ from shared.errors import MensError
 from shared.replicas import ReplicaCapabilities, discover
 
 HEALTH_TIMEOUT_SECONDS = 2.0
+# A replica gets its first requests only after these are loaded, one after the other.
 WARM_MODELS = 8
 
 logger = logging.getLogger(__name__)

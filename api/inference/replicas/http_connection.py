@@ -14,6 +14,7 @@ import httptools
 
 MAX_BUFFERED_BYTES = 1 << 18
 """Largest unread part of a response; beyond that the replica has to wait."""
+# A replica that sends headers without an end must not fill the API's memory.
 MAX_HEAD_BYTES = 1 << 16
 NO_BODY = frozenset({204, 304})
 

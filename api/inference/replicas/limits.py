@@ -13,7 +13,9 @@ from shared.http_retry import keyed_client
 from shared.preflight.types import ServingLimits
 from shared.replicas import ReplicaCapabilities
 
+# A submission waits for the answer.
 TIMEOUT_SECONDS = 2.0
+# The limits of a replica change only with a restart.
 CACHE_SECONDS = 10.0
 
 logger = logging.getLogger(__name__)

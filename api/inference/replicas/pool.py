@@ -27,7 +27,9 @@ FAILED_CHECKS = 3
 """Consecutive failed health checks before a replica counts as down; a refused connection is enough on its own."""
 LATE_STREAMS = 3
 """Consecutive streams that begin too late before a replica is taken out as slow."""
+# Doubled for each repetition: a replica that stays slow costs ever fewer callers a late answer,
 FIRST_BACKOFF_SECONDS = 10.0
+# and one that has recovered still gets requests within minutes.
 LONGEST_BACKOFF_SECONDS = 300.0
 FORGET_SECONDS = 600.0
 """A replica that was not slow for this long starts with the first back-off again."""

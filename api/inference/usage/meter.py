@@ -22,6 +22,7 @@ from api.inference.usage.taps import CompletionEvents, ResponseEvents, Tap, Whol
 from shared.database.callers.key_records import Key
 from shared.database.usage import Amount, Usage, UsageAccount
 
+# A process that is killed loses at most the usage of this time.
 FLUSH_SECONDS = 2.0
 CLOSE_SECONDS = 10.0
 """Longest wait of a shutdown for the database."""

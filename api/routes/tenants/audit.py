@@ -16,6 +16,7 @@ from shared.errors import Code, Forbidden
 
 router = APIRouter(prefix="/v1/audit", tags=["audit"])
 
+# The column is a 64-bit integer: PostgreSQL answers a larger number with an error of the server.
 MAX_SEQ = 2**63 - 1
 Text = Annotated[str | None, Query(pattern=NO_NUL, max_length=320)]
 Seq = Annotated[int, Field(ge=0, le=MAX_SEQ)]

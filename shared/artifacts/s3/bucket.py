@@ -39,6 +39,7 @@ TRANSFERS = 4
 """Number of parts of one file that are sent or fetched concurrently."""
 PART_BYTES = 8 << 20
 """Largest size that is sent in one request, in bytes."""
+# S3's limits: parts of an upload, and names in one request to delete.
 MAX_PARTS = 10_000
 DELETED_AT_ONCE = 1000
 READ_BYTES = 1 << 20

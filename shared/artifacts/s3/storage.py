@@ -37,6 +37,7 @@ from shared.errors import Conflict, MensError, NotFound
 from shared.host import disk_errors
 from shared.settings import Settings
 
+# A try fails only if another process writes or removes the manifest at the same moment.
 PUBLISH_TRIES = 5
 
 

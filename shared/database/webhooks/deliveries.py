@@ -31,6 +31,7 @@ KEPT = timedelta(days=7)
 """How long an ended delivery stays listed."""
 GONE = 410
 """Status with which a receiver declines further webhooks."""
+# The column's length: PostgreSQL refuses a longer string.
 MAX_ERROR_CHARS = 300
 
 

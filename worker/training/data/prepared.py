@@ -24,6 +24,7 @@ import numpy.typing as npt
 FORMAT_VERSION = 3
 INDEX_NAME = "prepared.json"
 MAX_SKIPPED_LINES = 100
+# A try fails only if another process takes the place at the same moment.
 RENAME_ATTEMPTS = 8
 ABANDONED_SECONDS = 86_400.0
 """Age at which a half-written folder counts as left by a killed process."""

@@ -30,6 +30,7 @@ __all__ = ["METRIC_COLUMNS", "TELEMETRY_SCHEMA_VERSION", "Score", "StepReport", 
 TELEMETRY_SCHEMA_VERSION = 1
 METRIC_COLUMNS = ("step", "train_loss", "train_accuracy", "valid_loss", "valid_mean_token_accuracy")
 LOSS_SMOOTHING = 0.1
+# Far below the silence after which the worker ends a trainer.
 WORKING_SECONDS = 5.0
 PROGRESS_SECONDS = 1.0
 """Longest silence of a part that reports its result only at its end, before it reports progress again."""
