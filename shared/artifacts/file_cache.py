@@ -101,6 +101,10 @@ class FileCache:
             fetch(incoming)
             if digest_file(incoming) != path.name:
                 raise changed_blob(path.name)
+            # A copy is found by its name and usually not read again: after a power cut the name could be that of an
+            # empty file.
+            with incoming.open("rb") as file:
+                os.fsync(file.fileno())
             # If another process was quicker, its copy stays: a process may hold it.
             with suppress(FileExistsError):
                 path.hardlink_to(incoming)

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt
 from sqlalchemy import bindparam, func, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from shared.counted_nouns import counted
@@ -83,6 +84,13 @@ class Quotas:
 
     def set(self, tenant: TenantName, changes: dict[str, Any]) -> QuotaUse:
         """Change some of a tenant's limits, by the names of :class:`Quota`. Running and waiting jobs continue."""
+        try:
+            return self._set(tenant, changes)
+        except IntegrityError:
+            # A row that does not exist cannot be locked: another request has inserted it at the same moment.
+            return self._set(tenant, changes)
+
+    def _set(self, tenant: TenantName, changes: dict[str, Any]) -> QuotaUse:
         with self._db.write() as session:
             row = session.get(TenantQuotaRow, tenant, with_for_update=True) or TenantQuotaRow(tenant=tenant)
             for name, value in Quota.model_validate(changes).model_dump(include=set(changes)).items():

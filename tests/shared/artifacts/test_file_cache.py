@@ -62,6 +62,22 @@ def test_file_is_fetched_once(origin: Origin, make: Callable[[int], FileCache]) 
     assert origin.fetched == 1
 
 
+def test_content_is_on_disk_before_the_copy_gets_its_name(
+    origin: Origin, make: Callable[[int], FileCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[bytes, bool]] = []
+    cache = make(100)
+
+    def note(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append((path.read_bytes(), (cache.folder / digest(b"content")).exists()))
+
+    monkeypatch.setattr(os, "fsync", note)
+    use(origin, cache, b"content")
+    use(origin, cache, b"content")
+    assert synced == [(b"content", False)], "after a power cut, an empty file could have the name of its content"
+
+
 def test_copy_that_was_not_used_for_longest_goes_first(origin: Origin, make: Callable[[int], FileCache]) -> None:
     cache = make(25)
     use(origin, cache, b"a" * 10, at=1)
