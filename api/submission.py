@@ -60,6 +60,7 @@ def check_contract(services: Services, view: TenantView, request: JobRequest) ->
         request = replace(request, contract=contract, auto=request.auto | {"model.hf_repo"})
     _refuse_unpublishable(services, contract.artifact, "artifact.", {entry.name for entry in catalog.bases})
     data = contract.data
+    # The copies are held until the preflight has read them.
     with ExitStack() as local_files:
 
         def open_file(field: str, file_id: str) -> InputFile:
@@ -435,6 +436,7 @@ def submit(services: Services, view: TenantView, submission: Submission, terms: 
         digest = digest_json({"request": submission.request_digest, "terms": terms.model_dump()})
         submission = submission.model_copy(update=terms.model_dump() | {"request_digest": digest})
     job, created = view.jobs.submit(submission)
+    # After the commit, because a worker that gets the message at once must find the job.
     if created:
         services.job_queue.enqueue(job.id)
     return job

@@ -211,6 +211,7 @@ class BlockingReplicaClient:
             Unavailable: no response.
         """
         body = {"prompt": _as_prompt(prompts), "max_tokens": max_tokens}
+        # By their index, because the order of choices is not promised.
         choices = sorted(
             self._read(_Completions, self._complete(model, body)).choices, key=lambda completion: completion.index
         )
@@ -220,6 +221,7 @@ class BlockingReplicaClient:
 
     def _entries(self, model: str, rows: Sequence[EvaluationRow]) -> list[list[_PromptLogprobs.Choice.Entry]]:
         """Return the replica's log-probability entries for the supervised tokens of each row."""
+        # vLLM has no request without an answer; 0 requests the score of the token itself and no alternatives.
         body = {"prompt": _as_prompt([row.token_ids for row in rows]), "max_tokens": 1, "prompt_logprobs": 0}
         choices = sorted(
             self._read(_PromptLogprobs, self._complete(model, body)).choices, key=lambda completion: completion.index
@@ -282,6 +284,7 @@ class BlockingReplicaClient:
             JobFailed: ``SERVING_REFUSED``.
             Unavailable: no response.
         """
+        # Two tokens, because with one the answer would end whatever the token is.
         body = {"model": model, "prompt": ids, "max_tokens": 2, "temperature": 0, "allowed_token_ids": [token]}
         response = self._send("POST", "/v1/completions", json=body)
         if response.status_code == 400 and "allowed_token_ids" in response.text:
@@ -379,6 +382,7 @@ class BlockingReplicaClient:
         except (ValueError, KeyError, TypeError):
             fault = f"responded with status {response.status_code} without a reason"
             return self._failed(fault, "Check that the address is a Mens serving replica.")
+        # A replica of another release may send a code that this one lacks.
         error_code = Code(code) if code in Code.__members__ else Code.SERVING_REFUSED
         return ArtifactInvalid(error_code, message, remedy=error.get("remedy") or "", param=error.get("param"))
 

@@ -80,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     fix_order_of_sums()
     stop, run_dir = StopSignals(), arguments.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
+    # After the handlers are set, because the launcher sends signals from here on.
     announce(run_dir)
     run = TrainingRun.model_validate_json(arguments.plan.read_bytes())
     return run_engine(lambda: train(run, run_dir, arguments.resume, stop, arguments.cache), run_dir)

@@ -324,6 +324,7 @@ def job_log(
     if log is None:
         return PlainTextResponse("")
     content = log.text.encode()
+    # The cut may be inside a character, so the incomplete first line is left out.
     whole = content if len(content) <= size else content[-size:].partition(b"\n")[2]
     return PlainTextResponse(whole, headers={"X-Mens-Attempt": str(log.attempt)})
 

@@ -59,6 +59,7 @@ def lock_home(home: Path) -> int:
                 os.close(lock)
                 raise
         time.sleep(LOCK_POLL_SECONDS)
+    # Only now: until here the file had the pid of the stack that held the lock.
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
     return lock

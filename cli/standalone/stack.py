@@ -108,6 +108,7 @@ class Stack:
         self.lock()
         for folder in ("logs", "valkey"):
             (self.home / folder).mkdir(exist_ok=True)
+        # Before the programs start: only what they log from here on shows their progress.
         self._log_sizes = self._measure_logs()
         self._log_starts = dict(self._log_sizes)
         self._restarts = RestartLog(self._log(SUPERVISORD))

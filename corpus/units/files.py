@@ -100,6 +100,7 @@ class _NotAFileError(OSError):
 
 def _open_regular(path: Path) -> BinaryIO:
     # Without O_NONBLOCK, opening a pipe would block.
+    # And without O_NOFOLLOW, a link that replaced the file meanwhile would lead out of the tree.
     opened = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb")
     if stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
         return opened

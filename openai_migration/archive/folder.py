@@ -156,6 +156,7 @@ class Archive:
             (self.folder / _PARTIAL).replace(path)
             entry = msgspec.structs.replace(entry, bytes=path.stat().st_size, sha256=_digest(body))
         self._journal.write(msgspec.json.encode(entry) + b"\n")
+        # Not synced: an entry that a power cut loses is fetched again.
         self._journal.flush()
         self._entries[entry.key] = entry
         return entry

@@ -306,6 +306,7 @@ class NearIndex:
         alike = np.bitwise_count(same).astype(np.int64)
         ranks = np.full(len(rows), -1)
         similar = alike >= SIMILAR * SLOTS
+        # One number for both: the greatest similarity, and among equal ones the earliest row.
         np.maximum.at(ranks, row[similar], (alike[similar] << 32) + (2**32 - 1 - chosen[similar]))
         equal = np.frombuffer(self._rows.digests, np.uint64)[chosen] == np.frombuffer(rows.digests, np.uint64)[row]
         ranks[row[equal]] = -1

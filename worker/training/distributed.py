@@ -126,6 +126,7 @@ class DistributedContext:
         """
         if self.size == 1:
             return
+        # Zeros for missing gradients, because all processes must send the same number of values.
         gradients = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in parameters]
         there = gradients[0].new_tensor([tensor.grad is not None for tensor in parameters])
         flat = torch.cat([*(tensor.flatten() for tensor in gradients), there])

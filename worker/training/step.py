@@ -40,6 +40,7 @@ def optimizer_step(context: TrainingContext, progress: Progress, step: Step) -> 
     )
     context.distributed.sum_gradients(trainable(context.model))
     agree_on_memory(context, progress)
+    # After the sum, because the norm is that of the whole step.
     clipped = torch.nn.utils.clip_grad_norm_(trainable(context.model), context.plan.contract.exec.max_grad_norm)
     # The step's only wait for the device.
     score, (norm,) = sums.read(clipped)

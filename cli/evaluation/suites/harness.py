@@ -138,6 +138,7 @@ def run_suite(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            # A group of its own, so that an interruption ends all its processes.
             start_new_session=True,
         ) as child,
     ):

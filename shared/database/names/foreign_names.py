@@ -147,6 +147,7 @@ class ForeignNames:
             now = self._db.now(session)
             row = lock_alias(session, self._tenant, name, now)
             expect_version(row, expected)
+            # Read again under the lock: another request may have deleted it meanwhile.
             if row.stands_for:
                 before = standing(session, row)
                 others = [tenant for tenant in self._tenants if tenant != row.tenant]
@@ -162,6 +163,7 @@ class ForeignNames:
             NotFound: ``MODEL_NOT_FOUND``: the name's target is gone, or the model has no such checkpoint.
         """
         with self._db.read() as session:
+            # The whole name first, because a name may itself end like that of a checkpoint.
             if row := next(iter(foreign_name_rows(session, self._tenants, name)), None):
                 return self._follow(session, row)
             checkpoint = CHECKPOINT.fullmatch(name)

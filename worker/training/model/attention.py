@@ -74,6 +74,7 @@ def attend_within_documents(
     window = sliding_window if sliding_window and sliding_window < max_length_q else None
     if document_lengths:
         query, key, value = (_with_prefixes(tensor, document_lengths) for tensor in (query, key, value))
+    # The kernel has no dropout.
     if dropout == 0.0 and has_varlen_kernel(query):
         output = _varlen(query, key, value, cu_seq_lens_q, max_length_q, scaling, window)
     else:

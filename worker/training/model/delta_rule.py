@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+# As in transformers' reference.
 CHUNK = 64
 EPSILON = 1e-6
 """Added before the square root when queries and keys are normalised, as in the reference."""

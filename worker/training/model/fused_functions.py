@@ -147,6 +147,7 @@ def _outer(left: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``leftᵀ other``, summed over tokens, directly in the dtype of a parameter."""
     if left.dtype == dtype:
         return left.t() @ other
+    # Only the product on CUDA takes the dtype of its result.
     if left.is_cuda:
         return torch.mm(left.t(), other, out_dtype=dtype)
     return left.t().to(dtype) @ other.to(dtype)
@@ -163,6 +164,7 @@ class SharedInput(torch.autograd.Function):
         outputs, thin = project(x, frozen, pair_up(scales, lora))
         ctx.frozen, ctx.scales = frozen, scales
         ctx.save_for_backward(x, thin, *lora)
+        # Otherwise autograd would allocate zeros for every output that the loss does not depend on.
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
