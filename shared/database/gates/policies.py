@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import Field
 from sqlalchemy import func, select
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from shared.database.change_counter import bump
@@ -102,6 +103,13 @@ class Policies:
         """Store a policy of the tenant under a name, which refers to it from now on. Existing assignments do not
         change.
         """
+        try:
+            return self._store(name, digest, policy, source, by)
+        except IntegrityError:
+            # A row that does not exist cannot be locked: another request has stored the same policy at the same moment.
+            return self._store(name, digest, policy, source, by)
+
+    def _store(self, name: str, digest: str, policy: dict[str, Any], source: str, by: Author) -> StoredPolicy:
         with self._db.write() as session:
             row = session.get(PolicyRow, (self._tenant, name, digest))
             named = PolicyRow.tenant == self._tenant, PolicyRow.name == name
