@@ -242,7 +242,7 @@ class Jobs:
             now = self._db.now(session)
             check_quota(session, row.tenant, gpu_hold(row.max_gpu_minutes, row.expected_seconds, 1), now)
             row.queued_at = now
-            transition(session, row, Verb.RESUME, now, NewEvent(message="Job resumed and queued."))
+            transition(session, row, Verb.RESUME, now, NewEvent(message="Job resumed and queued.", data=_by_caller()))
             return Job.model_validate(row)
 
     def set_priority(self, job_id: str, priority: int) -> Job:
@@ -315,7 +315,8 @@ class Jobs:
                 )
             now = self._db.now(session)
             event = NewEvent(
-                message=f"{request.capitalize()} requested." if state is JobState.RUNNING else f"Job {state}."
+                message=f"{request.capitalize()} requested." if state is JobState.RUNNING else f"Job {state}.",
+                data=_by_caller(),
             )
             transition(session, row, verb, now, event)
             row.requested = request if state is JobState.RUNNING else None
@@ -412,6 +413,12 @@ def add_events(session: Session, row: JobRow, now: datetime, *events: NewEvent) 
 def _event_values(row: JobRow, event: NewEvent, now: datetime) -> dict[str, Any]:
     message = storable(event.message)[:MAX_MESSAGE_CHARS]
     return {"job_id": row.id, "created_at": now, **event.model_dump(exclude={"message"}), "message": message}
+
+
+def _by_caller() -> dict[str, str]:
+    """Return the data of an event that a caller caused: the name of the request's key, if there is a request."""
+    name = current_actor().key_name
+    return {} if name is None else {"by": name}
 
 
 def _unknown(job_id: str) -> NotFound:

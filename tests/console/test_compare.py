@@ -65,6 +65,21 @@ def test_curves_are_overlaid_and_results_stand_side_by_side(
         expect(page.get_by_role("row", name="Time")).to_be_visible()
 
 
+def test_change_against_the_baseline_says_whether_it_is_better(
+    visitor: Visitor, state: StorageState, address: str, tuned: dict[str, Any], slower: dict[str, Any]
+) -> None:
+    """In words, which a screen reader reads, and not only by a sign."""
+    losses = [job["result"]["last_train_loss"] for job in (slower, tuned)]
+    assert losses[0] > losses[1], "the slower run has learnt less"
+    with visitor.visit(state, hash_=f"{address}&base={tuned['id']}") as (page, _):
+        cells = page.get_by_role("row", name="Training loss, last").get_by_role("cell")
+        expect(cells.first).to_contain_text(re.compile(r"\+[\d.]+ %, worse"))
+        expect(cells.last).not_to_contain_text("%")
+        page.get_by_role("button", name="make it the baseline: invoices-low").click()
+        expect(cells.last).to_contain_text(re.compile(r"\u2212[\d.]+ %, better"))
+        expect(page.get_by_role("row", name="Steps", exact=False).first).not_to_contain_text("better")
+
+
 def test_settings_that_differ_say_who_decided_them(visitor: Visitor, state: StorageState, address: str) -> None:
     with visitor.visit(state, hash_=f"{address}&tab=settings") as (page, _):
         rate = page.get_by_role("row", name="exec.learning_rate")

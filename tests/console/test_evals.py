@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.console.browser import HOSTILE, Visitor, ask
+from tests.console.browser import HOSTILE, Visitor, ask, findings
 from tests.system.loop import BASE, Installation
 
 if TYPE_CHECKING:
@@ -54,6 +56,103 @@ def test_both_answers_are_side_by_side(
         page.get_by_role("link", name="Its job").click()
         page.get_by_role("link", name="its items").click()
         articles.nth(2).wait_for()
+
+
+def test_eval_is_made_of_a_training_file_and_run_by_keyboard_and_pointer(
+    visitor: Visitor, state: StorageState, installation: Installation, tuned: dict[str, Any]
+) -> None:
+    """Its rows become items; the address keeps the form; the run's items appear without a reload."""
+    file = installation.upload()
+    with visitor.visit(state, hash_="#/evals") as (page, _):
+        page.get_by_role("link", name="New eval").click()
+        button = page.get_by_role("button", name="Create eval")
+        expect(button).to_be_disabled()
+        page.get_by_label("File", exact=True).select_option(file)
+        expect(page.get_by_label("Question")).to_have_value("messages")
+        expect(page.get_by_label("Expected answer", exact=True)).to_have_value("expected")
+        page.get_by_label("Name").fill("Lesson")
+        page.get_by_role("combobox", name="Check 1", exact=True).select_option("icontains")
+        page.get_by_role("button", name="Add a check").click()
+        page.get_by_role("combobox", name="Check 2", exact=True).select_option("rouge_l")
+        page.get_by_label("At least of check 2").fill("0.1")
+        page.wait_for_url("**name=Lesson**")
+        page.reload()
+        expect(page.get_by_label("At least of check 2")).to_have_value("0.1")
+        expect(page.get_by_label("Name")).to_have_value("Lesson")
+        page.get_by_role("button", name="Copy as…").click()
+        copied = page.get_by_role("dialog", name="Copy as")
+        expect(copied.get_by_label("mens", exact=True)).to_contain_text("--check icontains --check rouge_l=0.1")
+        expect(copied.get_by_label("curl", exact=True)).to_contain_text('"evaluation_metric":"rouge_l"')
+        expect(copied.get_by_label("Python", exact=True)).to_contain_text('"pass_threshold": 0.1')
+        copied.get_by_role("button", name="Close").click()
+        button.focus()
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="New run of Lesson").wait_for()
+        expect(page.get_by_label("File", exact=True)).to_have_value(file)
+        page.get_by_label("Model", exact=True).select_option("invoices")
+        page.get_by_label("Against").select_option(BASE)
+        page.get_by_label("Most tokens").fill("16")
+        start = page.get_by_role("button", name="Start run")
+        expect(start).to_be_enabled()
+        start.dblclick()
+        page.wait_for_url("**/ftjob-**")
+        result = page.get_by_role("region", name="Result")
+        expect(result.get_by_text("succeeded")).to_be_visible(timeout=120_000)
+        expect(result.get_by_text("icontains")).to_be_visible()
+        page.get_by_role("article").nth(2).wait_for()
+        run_id = page.url.rpartition("/")[2]
+        eval_id = page.url.split("/")[-2]
+    made = installation.call("GET", f"/v1/evals/{eval_id}")
+    assert [one["type"] for one in made["testing_criteria"]] == ["string_check", "text_similarity"]
+    runs = installation.call("GET", f"/v1/evals/{eval_id}/runs")["data"]
+    assert [run["id"] for run in runs] == [run_id]
+    assert runs[0]["data_source"]["source"]["id"] != file
+    with visitor.visit(state, hash_=f"#/evals/{eval_id}") as (page, _):
+        page.get_by_role("link", name="Run…").click()
+        expect(page.get_by_label("File", exact=True)).to_have_value(runs[0]["data_source"]["source"]["id"])
+
+
+def test_refusals_are_shown_at_their_fields(
+    visitor: Visitor, state: StorageState, installation: Installation, evaluated: tuple[str, str]
+) -> None:
+    checks = '["exact", "compiles=cobol", "rouge_l="]'
+    items = installation.upload_bytes("items.jsonl", b'{"item": {"prompt": "Why?", "expected": "So."}}')
+    address = f"#/evals/new?file={items}&checks={quote(checks)}"
+    with visitor.visit(state, allowed=frozenset({400, 404}), hash_=address) as (page, _):
+        create = page.get_by_role("button", name="Create eval")
+        expect(create).to_be_enabled()
+        create.click()
+        alert = page.get_by_role("group", name="Check 3").get_by_role("alert")
+        expect(alert).to_contain_text("pass_threshold")
+        page.get_by_role("button", name="Remove check 3").click()
+        create.click()
+        expect(page.get_by_role("group", name="Check 2").get_by_role("alert")).to_contain_text("cobol")
+        expect(page.get_by_label("Language of check 2")).to_have_attribute("aria-invalid", "true")
+        page.get_by_text("Graders in OpenAI's form").click()
+        page.get_by_label("Graders", exact=True).fill("{")
+        expect(create).to_be_disabled()
+        assert not findings(page)
+        page.goto(f"{visitor.url}/#/evals/{evaluated[0]}?run=new&model=invoices&temperature=hot")
+        start = page.get_by_role("button", name="Start run")
+        expect(start).to_be_enabled()
+        start.click()
+        expect(page.get_by_label("Temperature")).to_have_attribute("aria-invalid", "true")
+        refusal = page.get_by_role("alert").filter(has_text="Not started")
+        expect(refusal).to_contain_text("Correct what is marked in the form: Temperature.")
+        expect(refusal).not_to_contain_text("openapi.json")
+        assert not findings(page)
+
+
+def test_viewer_sees_no_button(visitor: Visitor, states: dict[str, StorageState], evaluated: tuple[str, str]) -> None:
+    """tests/console/test_roles.py sends their requests."""
+    with visitor.visit(states["viewer"], hash_="#/evals") as (page, _):
+        expect(page.get_by_text("Making an eval needs the role trainer")).to_be_visible()
+        expect(page.get_by_role("link", name="New eval")).to_have_count(0)
+        for address in ("#/evals/new", f"#/evals/{evaluated[0]}?run=new"):
+            page.goto(f"{visitor.url}/{address}")
+            expect(page.get_by_text("needs the role trainer")).to_be_visible()
+            expect(page.get_by_role("button", name=re.compile("Create|Start"))).to_have_count(0)
+            expect(page.get_by_role("link", name="Run…")).to_have_count(0)
 
 
 def test_lost_items_are_found_on_later_pages_and_shown_as_text(

@@ -51,6 +51,8 @@ SCREENS = {
     "evals": ("#/evals", "a.name"),
     "eval-runs": ("#/evals/{eval}", "a.name"),
     "eval-items": ("#/evals/{eval}/{evaluated}", "article"),
+    "eval-new": ("#/evals/new?file={file}", "#expected"),
+    "eval-run": ("#/evals/{eval}?run=new&model=invoices", "#question"),
     "usage": ("#/usage?by=day,key,base", "tbody tr"),
     "system": ("#/usage?tab=system", "tbody tr"),
     "sign-ins": ("#/usage?tab=sign-ins", "tbody tr"),
@@ -128,6 +130,16 @@ def test_every_screen_is_for_everyone(
             if picture and os.environ.get("MENS_UPDATE_GOLDEN"):
                 draw(page, PICTURES / picture)
     assert not faults, "\n".join(faults)
+
+
+def test_every_screen_is_reached_from_the_header_of_a_phone(visitor: Visitor, state: StorageState) -> None:
+    with visitor.visit(state, size=PHONE, hash_="#/jobs") as (page, _):
+        screens = page.get_by_role("navigation", name="Screens").get_by_role("link")
+        for name in ("Jobs", "Data", "Evals", "Gates", "Playground", "Usage"):
+            link = screens.filter(has_text=name)
+            expect(link).to_be_in_viewport(ratio=1)
+            link.click()
+            expect(link).to_have_attribute("aria-current", "page")
 
 
 def test_sign_in_and_dialogs_are_for_everyone(

@@ -37,8 +37,11 @@ def test_both_models_answer_and_the_adapter_is_named(
         assert QUESTION not in page.url
     with installation.openai() as client:
         row = json.loads(client.files.content(file_id).read())
-    assert row["item"] | {"left": "", "right": ""} == {
+    assert {**row["item"], "left": "", "right": "", "right_cut": ""} == {
+        "messages": [{"role": "user", "content": QUESTION}],
+        "expected": row["item"]["left"],
         "prompt": QUESTION,
+        "right_cut": "",
         "left_model": "invoices",
         "left": "",
         "right_model": BASE,
@@ -79,8 +82,54 @@ def test_answer_keeps_the_name_of_the_model_that_gave_it(
             expect(text).to_contain_text("One word, it")
         copied.get_by_role("button", name="Close").click()
         page.get_by_role("button", name="Save as a file for evals").click()
-        page.get_by_role("status").get_by_role("link").click()
+        page.get_by_role("status").get_by_role("link", name="New eval of these rows").click()
+        expect(page.get_by_label("Question", exact=True)).to_have_value("messages")
+        expect(page.get_by_label("Expected answer", exact=True)).to_have_value("expected")
+        page.go_back()
+        page.goto(f"{page.url.partition('#')[0]}#/files?purpose=evals")
+        page.get_by_role("link", name=re.compile("^playground-")).first.click()
         expect(page.get_by_role("heading", name="playground-")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("end", "is_offered", "said"),
+    [
+        ('data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n', True, ""),
+        ('data: {"choices": [{"delta": {}, "finish_reason": "length"}]}\n\n', True, "cut at the most tokens"),
+        ("", False, "cut when the connection ended"),
+    ],
+    ids=["whole", "length", "interrupted"],
+)
+def test_cut_answer_is_no_expected_answer(
+    visitor: Visitor, state: StorageState, tuned: dict[str, Any], end: str, is_offered: bool, said: str
+) -> None:
+    """One that was cut at the most tokens is marked in the row; one without an end is not offered."""
+
+    def answer(route: Route) -> None:
+        body = 'data: {"choices": [{"delta": {"content": "Paid on"}}]}\n\n'
+        is_left = route.request.post_data_json["model"] == "invoices"
+        route.fulfill(content_type="text/event-stream", body=body + (end if is_left else "data: [DONE]\n\n"))
+
+    with visitor.visit(state, hash_=f"#/playground?left=invoices&right={BASE}") as (page, _):
+        page.route("**/v1/chat/completions", answer)
+        page.get_by_label("Your question").fill("Is 4711 paid?")
+        page.get_by_role("button", name="Send both").click()
+        left = page.get_by_role("article", name="Answer of the left model")
+        expect(left).to_have_attribute("aria-busy", "false")
+        expect(left.locator("header")).to_contain_text(said)
+        if not is_offered:
+            expect(page.get_by_text(f"Not for an eval: the left answer was {said}.")).to_be_visible()
+            expect(page.get_by_role("group", name="Verdict")).to_have_count(0)
+            return
+        page.get_by_role("button", name="left is better").click()
+        row = page.get_by_label("Rows", exact=True)
+        if said:
+            expect(row).to_contain_text('"left_cut":"length"')
+            expect(row).not_to_contain_text("expected")
+            expect(page.get_by_text("it is no expected answer")).to_be_visible()
+        else:
+            expect(row).to_contain_text('"expected":"Paid on"')
+            expect(row).not_to_contain_text("_cut")
 
 
 def test_system_message_is_wide_enough_on_a_phone(visitor: Visitor, state: StorageState) -> None:
@@ -132,7 +181,8 @@ def test_stopping_one_answer_ends_its_request_and_leaves_the_other(
         expect(left.locator(".text")).to_have_text(re.compile(r"\S"))
         expect(page.get_by_role("alert")).to_have_count(0)
         expect(page.get_by_role("button", name="Stop")).to_have_count(0)
-        expect(page.get_by_role("group", name="Verdict")).to_be_visible()
+        expect(page.get_by_text("Not for an eval: the left answer was stopped by you.")).to_be_visible()
+        expect(page.get_by_role("group", name="Verdict")).to_have_count(0)
         eventually(lambda: not installation.engine("num_requests_running"), 60, "the engine has nothing to do")
     assert 1 <= installation.engine("generation_tokens_total") - before < tokens * choices
 

@@ -32,6 +32,7 @@ CALLS = {
         "PUT path",
         "PUT `/v1/policy_assignments/${encodeURIComponent(scope)}`",
     },
+    "new_eval.js": {'POST "/v1/evals"', "POST `${place}/runs`", 'POST "/v1/files"'},
     "new_run.js": {'POST "/v1/plans"', 'POST "/v1/files"', 'POST "/v1/jobs"'},
     "playground.js": {'POST "/v1/chat/completions"', 'POST "/v1/files"'},
     "run.js": {"POST `/v1/jobs/${encodeURIComponent(job.id)}/${asked}`"},
@@ -67,6 +68,25 @@ CONTRACT = {
     },
 }
 CHAT = {"messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 2}
+EVAL = {
+    "data_source_config": {"type": "custom", "item_schema": {"type": "object"}},
+    "testing_criteria": [
+        {
+            "type": "string_check",
+            "input": "{{{{ item.prompt }}}}",
+            "reference": "{{{{ item.prompt }}}}",
+            "operation": "eq",
+        }
+    ],
+}
+RUN = {
+    "data_source": {
+        "type": "completions",
+        "model": "{adapter}",
+        "input_messages": {"type": "template", "template": [{"role": "user", "content": "{{{{ item.prompt }}}}"}]},
+        "source": {"type": "file_id", "id": "{items}"},
+    }
+}
 BUTTONS = [
     Button("trainer", "POST /v1/jobs/{job}/pause", unseen="JOB_NOT_FOUND"),
     Button("trainer", "POST /v1/jobs/{job}/resume", unseen="JOB_NOT_FOUND"),
@@ -74,6 +94,8 @@ BUTTONS = [
     Button("trainer", "POST /v1/plans", CONTRACT, "FILE_NOT_FOUND"),
     Button("trainer", "POST /v1/jobs", CONTRACT, "FILE_NOT_FOUND"),
     Button("trainer", "POST /v1/files", {}),
+    Button("trainer", "POST /v1/evals", EVAL),
+    Button("trainer", "POST /v1/evals/{eval}/runs", RUN, "EVAL_NOT_FOUND"),
     Button("trainer", "POST /v1/aliases/{alias}/rollback", {}, "ALIAS_NOT_FOUND"),
     Button("viewer", "POST /v1/chat/completions", {"model": "{alias}", **CHAT}, "MODEL_NOT_FOUND"),
     Button("trainer", "PUT /v1/aliases/{alias}", {"adapter": "{adapter}", "reason": "from the page"}),
@@ -128,7 +150,7 @@ class OwnTenant:
                 *(f"/v1/aliases/{self.names[name]}" for name in ("alias", "governed")),
             )
         )
-        lists = ("/v1/jobs", "/v1/files", "/v1/receipts", "/v1/policy_assignments")
+        lists = ("/v1/jobs", "/v1/files", "/v1/receipts", "/v1/policy_assignments", "/v1/evals")
         counts = [len(self.call("GET", path)["data"]) for path in lists]
         sign_ins = [one["id"] for one in self.call("GET", "/v1/sign_ins")["data"]]
         return [job["state"], [alias["version"] for alias in aliases], counts, self.names["sign_in"] in sign_ins]
@@ -152,6 +174,9 @@ def owner(visitor: Visitor, installation: Installation, tuned: dict[str, Any]) -
     owner = OwnTenant(installation, f"owner-{secrets.token_hex(4)}", names)
     files = {"file": ("lesson.jsonl", short_lesson())}
     names["file"] = owner.call("POST", "/v1/files", data={"purpose": "fine-tune"}, files=files)["id"]
+    items = {"file": ("items.jsonl", b'{"item": {"prompt": "When?"}}')}
+    names["items"] = owner.call("POST", "/v1/files", data={"purpose": "evals"}, files=items)["id"]
+    names["eval"] = owner.call("POST", "/v1/evals", json=filled(EVAL, names))["id"]
     stored = installation.call("GET", f"/v1/jobs/{tuned['id']}/checkpoints")["data"]
     other = next(one["id"] for one in stored if one["published"] and not one["final"])
     for name in ("alias", "governed"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 from playwright.sync_api import expect
 
@@ -174,6 +175,18 @@ def test_waiting_run_says_when_it_starts_and_how_it_is_cancelled(
         dialog = page.get_by_role("dialog", name="Confirm")
         expect(dialog).to_contain_text("The run leaves the queue")
         expect(dialog.get_by_role("button", name="Cancel the run")).to_be_visible()
+
+
+def test_cancelled_run_says_who_cancelled_it(visitor: Visitor, state: StorageState, installation: Installation) -> None:
+    secret = installation.call("POST", "/v1/keys", json={"name": "alice", "role": "trainer"})["secret"]
+    job = installation.train(name="withdrawn", publish=False, epochs=300)
+    headers = {"Authorization": f"Bearer {secret}"}
+    httpx.post(f"{installation.connection.url}/v1/jobs/{job}/cancel", headers=headers).raise_for_status()
+    installation.wait(job, lambda now: now["state"] == "cancelled")
+    with visitor.visit(state, hash_=f"#/runs/{job}") as (page, _):
+        expect(page.get_by_text("cancelled by alice")).to_be_visible()
+        page.get_by_role("link", name="events").click()
+        expect(page.get_by_role("group", name="Events").get_by_text("by alice")).to_be_visible()
 
 
 def test_plan_says_who_decided_each_value(visitor: Visitor, state: StorageState, tuned: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 import { useEffect, useState } from "../vendor/preact-hooks.js";
 import { signal } from "../vendor/signals.js";
 import { ago, exact, plain, short, whole } from "../lib/format.js";
+import { connection } from "../lib/stream.js";
 import { h, html } from "./html.js";
 
 const STATES = {
@@ -99,9 +100,14 @@ export function NotThere({ title, error, retry, what, rows }) {
   return html`<h1 class="hidden">${title}</h1>${error ? h(Failure, { error, retry, what }) : h(Loading, { rows })}`;
 }
 
-/** @param {{at?: number, failures: number}} props */
-export function Stale({ at, failures }) {
-  return failures >= 3 && at ? html`<p class="notice" role="status">Mens does not answer. This is from ${exact(at)}.</p>` : null;
+/**
+ * How old a screen is while the API does not answer.
+ * @param {{at?: number, failures: number, isLive?: boolean}} props `isLive`: the stream of changes keeps the screen up to date, so it counts too
+ */
+export function Stale({ at, failures, isLive = false }) {
+  const { state, since } = connection.value;
+  if (!at || !(failures >= 3 || (isLive && state === "stale"))) return null;
+  return html`<p class="notice" role="status">Mens does not answer. This is from ${exact(isLive ? Math.max(at, since) : at)}.</p>`;
 }
 
 /** @param {{name: string, value: any, hint?: any}} props */

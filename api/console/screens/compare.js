@@ -5,7 +5,7 @@ import { load, useObjects } from "../lib/cache.js";
 import { ApiError, call } from "../lib/client.js";
 import { content, duration, loss, percent, plain, short, size, tail, whole } from "../lib/format.js";
 import { paced } from "../lib/pace.js";
-import { onChanges } from "../lib/stream.js";
+import { connection, onChanges } from "../lib/stream.js";
 import { Chart, smoothed } from "../parts/chart.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
@@ -26,6 +26,9 @@ const RESULTS = /** @type {Record<string, [string, (value: number | null) => str
   optimizer_steps: ["Steps", whole], trained_tokens: ["Trained tokens", short], tokens_per_second: ["Tokens per second", short],
   "memory.peak_bytes": ["Memory, peak", size], "memory.predicted_bytes": ["Memory, predicted", size], seconds: ["Time", duration], gpu_minutes: ["GPU-minutes", short],
 });
+/** Results of which a larger value is better, and those of which a smaller one is. */
+const LARGER = ["sample_answers.equal", "self_evaluation.token_accuracy.tuned", "tokens_per_second"];
+const SMALLER = ["self_evaluation.loss.tuned", "last_train_loss", "last_val_loss", "memory.peak_bytes", "seconds", "gpu_minutes"];
 const COLOURS = 8;
 const DASHES = [undefined, [8, 4], [2, 3]];
 const FINAL = ["succeeded", "failed", "cancelled"];
@@ -78,9 +81,9 @@ export function Compare() {
   return html`<p class="crumbs"><a href=${to(["jobs"], { chosen: ids.join(",") })}>Jobs</a></p>
     <div class="head"><h1>${whole(runs.length)} runs</h1><a class="button" href=${to(["jobs"], { chosen: ids.join(",") })}>Choose others</a>
       ${h(CopyAs, { curl: asCurl("/v1/plans:compare", { json: body }), python: asHttpx("/v1/plans:compare", { json: body }), mens: ["mens jobs compare", ...body.jobs.map(quoted), ...(body.baseline ? ["--baseline", quoted(body.baseline)] : [])].join(" ") })}</div>
-    ${h(Stale, { at, failures })}
+    ${h(Stale, { at, failures, isLive: true })}
     ${isFailed && !isCurrent && h(Failure, { error, retry, what: "These runs could not be compared. Below are those of before." })}
-    <div class="stack ${isCurrent && failures < 3 ? "" : "old"}">
+    <div class="stack ${isCurrent && failures < 3 && connection.value.state !== "stale" ? "" : "old"}">
     <ul class="compared" aria-label="Runs">${runs.map((/** @type {any} */ run) => h(Chip, { key: run.job.id, run, ids }))}</ul>
     <nav class="tabs" aria-label="Parts of the comparison">${TABS.map(([tab, title]) => html`<a key=${tab} href=${to(["compare"], { ...Object.fromEntries(query), tab })} aria-current=${open === tab ? "page" : undefined}>${title}</a>`)}</nav>
     ${open === "settings" ? h(Settings, { data, runs, query }) : open === "answers" ? h(Answers, { runs }) : h(Overview, { data, runs, query })}</div>`;
@@ -143,15 +146,22 @@ function Results({ data, runs }) {
     const of = row.values[base];
     return { key: row.path, title, cells: row.values.map((/** @type {number | null} */ value, /** @type {number} */ place) => ({
       text: format(value),
-      hint: place !== base && value !== null && of ? relative(value, of) : "",
+      hint: place !== base && value !== null && of ? relative(value, of, row.path) : "",
     })) };
   }) });
 }
 
-/** @param {number} value @param {number} of */
-function relative(value, of) {
+/**
+ * How a value differs from the baseline's, and whether that is good.
+ * @param {number} value
+ * @param {number} of
+ * @param {string} path
+ */
+function relative(value, of, path) {
   const part = (100 * (value - of)) / Math.abs(of);
-  return Math.abs(part) < 0.05 ? "the same" : `${part > 0 ? "+" : "−"}${short(Math.abs(part))} %`;
+  if (Math.abs(part) < 0.05) return "the same";
+  const word = LARGER.includes(path) ? (part > 0 ? ", better" : ", worse") : SMALLER.includes(path) ? (part < 0 ? ", better" : ", worse") : "";
+  return `${part > 0 ? "+" : "−"}${short(Math.abs(part))} %${word}`;
 }
 
 /** @param {{data: any, runs: any[], query: URLSearchParams}} props */

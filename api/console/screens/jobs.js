@@ -204,7 +204,7 @@ export function Jobs() {
     <nav class="tabs" aria-label="State">${STATES.map((state) => html`<a key=${state} href=${to(["jobs"], { ...Object.fromEntries(query), state })}
       aria-current=${(query.get("state") || "") === state ? "page" : undefined}>${state ? wordOf(state) : "all"}${counts[state] === undefined ? "" : html` <small>${whole(counts[state])}</small>`}</a>`)}</nav>
     ${h(Filters, { query })}
-    ${h(Stale, list)}
+    ${h(Stale, { at: list.at, failures: list.failures, isLive: true })}
     <p class="fresh" aria-live="polite">${fresh.length > 0 && html`<button type="button" class="primary small" onClick=${() => (list.showFresh(), scrollTo(0, 0))}>${fresh.length} new</button>`}</p>
     ${error && !rows.length ? h(Failure, { error, retry: list.retry })
       : isLoading && !rows.length ? h(Loading, { rows: 8 })

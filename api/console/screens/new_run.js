@@ -6,6 +6,7 @@ import { ApiError, call, missingRole } from "../lib/client.js";
 import { BASE, FILE, FORM, MAIN, MORE, NAMES, REPLAY, bodyOf, fileNameOf, fileOf, isField, optionsOf, parametersOfFile, parametersOfJob } from "../lib/contract.js";
 import { plain, size, tail, whole } from "../lib/format.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
+import { Labelled, described, faultsOf, ofForm } from "../parts/fields.js";
 import { h, html } from "../parts/html.js";
 import { Decisions, Forecast, whoOf } from "../parts/plan.js";
 import { isInDialog } from "../parts/row_keys.js";
@@ -13,16 +14,6 @@ import { useIsShown } from "../parts/shown.js";
 import { Empty, Failure, Loading } from "../parts/state.js";
 
 const PAUSE = 400;
-/**
- * What a refusal says of each field, by path.
- * @param {any} error
- * @returns {Record<string, string>}
- */
-function faultsOf(error) {
-  if (!(error instanceof ApiError)) return {};
-  const found = error.details.errors?.[0]?.param ? error.details.errors : error.param ? [{ param: error.param, reason: error.message }] : [];
-  return Object.fromEntries(found.map((/** @type {any} */ fault) => [String(fault.param).replace(/^contract\./, ""), String(fault.reason)]));
-}
 
 /**
  * The plan of a body, 400 ms after it last changed; the answer before is forgotten.
@@ -112,17 +103,6 @@ function useStart(from) {
 
 /** @typedef {{query: URLSearchParams, plan: any, faults: Record<string, string>, missing: string}} Shared */
 
-/** A field with its label, its hint and what is wrong with it. @param {{path: string, label: string, hint?: any, fault?: string, children: any}} props */
-function Labelled({ path, label, hint, fault, children }) {
-  return html`<div class="field ${fault ? "wrong" : ""}"><label for=${path}>${label}</label>${children}
-    <small id=${`${path}-hint`}>${hint}</small>${fault && html`<p class="fault" id=${`${path}-fault`} role="alert">${plain(fault, 500)}</p>`}</div>`;
-}
-
-/** @param {string} path @param {string | undefined} fault */
-function described(path, fault) {
-  return { id: path, "aria-describedby": `${path}-hint${fault ? ` ${path}-fault` : ""}`, "aria-invalid": fault ? "true" : undefined };
-}
-
 /** @param {Shared & {field: import("../lib/contract.js").Field}} props */
 function Input({ query, plan, faults, missing, field }) {
   const { path, label, hint, choices } = field;
@@ -146,6 +126,11 @@ function Choice({ query, faults, missing, path, label, options, nothing, hint = 
     onChange=${(/** @type {any} */ event) => change({ [path]: event.target.value }, { replace: true })}>
     <option value="">${nothing}</option>${!isKnown && html`<option value=${value}>${plain(value, 80)} (not in the list)</option>`}
     ${options.map(([one, text]) => html`<option key=${one} value=${one}>${text}</option>`)}</select>` });
+}
+
+/** The label of a field; one without a field of its own has its path. @param {string} path */
+function labelOf(path) {
+  return { [BASE]: "Base", [FILE]: "Training file", [REPLAY]: "Replay file" }[path] || FORM.find((field) => field.path === path)?.label || path;
 }
 
 /** Files to choose from. @param {any[]} files */
@@ -234,7 +219,7 @@ function Planned({ planned, isReady, missing, file }) {
   const lines = error?.details.errors?.filter((/** @type {any} */ fault) => fault.line) || [];
   const fit = plan ? fitOf(plan.preflight.estimate) : null;
   return html`<p class="hidden" role="status">${isCurrent ? (error ? "This cannot run." : "The plan is ready.") : "Planning."}</p>
-    ${isCurrent && error && html`<div class="stack">${h(Failure, { error, what: "This cannot run", retry: error.retryable ? planned.retry : undefined })}
+    ${isCurrent && error && html`<div class="stack">${h(Failure, { error: ofForm(error, labelOf), what: "This cannot run", retry: error.retryable ? planned.retry : undefined })}
       ${lines.length > 0 && html`<div class="list" tabindex="0" role="group" aria-label="Bad lines"><table><thead><tr><th scope="col">Line</th><th scope="col">Reason</th></tr></thead><tbody>
         ${lines.slice(0, 20).map((/** @type {any} */ fault) => html`<tr key=${fault.line}><td class="number"><a href=${to(["files", file], { line: fault.line })}>${whole(fault.line)}</a></td><td>${plain(fault.reason, 300)}</td></tr>`)}</tbody></table></div>`}</div>`}
     ${plan ? html`<div class="stack ${isCurrent && !error ? "" : "old"}">
@@ -285,7 +270,7 @@ function Submit({ body, planned, missing, isReady }) {
     addEventListener("keydown", keys);
     return () => removeEventListener("keydown", keys);
   });
-  return html`<div class="submit">${error && h(Failure, { error, what: "Not submitted" })}
+  return html`<div class="submit">${error && h(Failure, { error: ofForm(error, labelOf), what: "Not submitted" })}
     <button type="button" class="primary" disabled=${!!reason || isBusy} title=${reason} aria-describedby="submit-reason" onClick=${() => void submit()}>Start training <kbd class="on">Ctrl Enter</kbd></button>
     <span class="faint" id="submit-reason">${reason || "It enters the queue; you can cancel it there."}</span></div>`;
 }

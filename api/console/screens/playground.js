@@ -12,12 +12,14 @@ import { Failure, NotThere } from "../parts/state.js";
 const KINDS = { alias: "Aliases", adapter: "Adapters", checkpoint: "Checkpoints", base: "Bases" };
 const SIDES = /** @type {const} */ (["left", "right"]);
 const VERDICTS = { left: "left is better", right: "right is better", neither: "both are bad" };
+/** Why an answer is not a whole one. */
+const CUTS = { length: "cut at the most tokens", stopped: "stopped by you", interrupted: "cut when the connection ended", filtered: "cut by a filter" };
 const MOST_WORDS = 600;
 /** Time after which the reading of an answer lets the page do other work, ms. */
 const READING = 10;
 
 /**
- * @typedef {{text: string, error?: any, adapter?: string | null, first?: number, seconds?: number, tokens?: number, isOver: boolean}} Reply
+ * @typedef {{text: string, error?: any, adapter?: string | null, first?: number, seconds?: number, tokens?: number, cut?: keyof typeof CUTS, isOver: boolean}} Reply
  * @typedef {{prompt: string, system: string, models: {left: string, right: string}, left: Reply, right: Reply, verdict?: string}} Turn
  *   `models`: those that were asked, whatever is chosen by now
  */
@@ -63,7 +65,7 @@ export function Playground() {
     }
   };
   if (!data) return h(NotThere, { title: "Playground", error, retry: reload });
-  const judged = turns.filter((turn) => turn.verdict);
+  const judged = turns.flatMap((turn, place) => (turn.verdict ? [{ ...turn, past: turns.slice(0, place) }] : []));
   return html`<div class="head"><h1>Playground</h1>
       ${turns.length > 0 && html`<button type="button" disabled=${isBusy} onClick=${() => setTurns([])}>New chat</button>`}
       ${h(CopyAs, copies(chosen.left, parameters, system, prompt || turns[turns.length - 1]?.prompt || "…"))}</div>
@@ -79,15 +81,35 @@ export function Playground() {
     ${turns.map((turn, index) => html`<section key=${index} class="turn" aria-label="Question ${index + 1}"><p class="you text">${content(turn.prompt)}</p>
       <div class="answers-two">${SIDES.map((side) => h(Reply, { key: side, side, reply: turn[side], name: turn.models[side], other: isCompared && turn.left.isOver && turn.right.isOver ? turn[side === "left" ? "right" : "left"].text : null,
         stop: () => running.current[side]?.abort() }))}</div>
-      ${turn.left.isOver && turn.right.isOver && html`<div class="verdict" role="group" aria-label="Verdict">${Object.entries(VERDICTS).map(([verdict, words]) => html`<button key=${verdict} type="button" class="small" aria-pressed=${String(turn.verdict === verdict)}
+      ${turn.left.isOver && turn.right.isOver && (unjudged(turn) ? html`<p class="faint">${unjudged(turn)}</p>` : html`<div class="verdict" role="group" aria-label="Verdict">${Object.entries(VERDICTS).map(([verdict, words]) => html`<button key=${verdict} type="button" class="small" aria-pressed=${String(turn.verdict === verdict)}
         onClick=${() => setTurns((old) => old.map((one, place) => (place === index ? { ...one, verdict: one.verdict === verdict ? undefined : verdict } : one)))}>${words}</button>`)}
-        <span class="switches"><label><input type="checkbox" checked=${isCompared} onChange=${() => setCompared(!isCompared)} /> mark differences</label></span></div>`}</section>`)}
+        <span class="switches"><label><input type="checkbox" checked=${isCompared} onChange=${() => setCompared(!isCompared)} /> mark differences</label></span></div>`)}</section>`)}
     ${judged.length > 0 && h(SaveRows, { judged })}
     <div class="ask"><label class="hidden" for="prompt">Your question</label>
       <textarea id="prompt" rows="3" placeholder="Ask both models…" value=${prompt} onKeyDown=${keys} onInput=${(/** @type {any} */ event) => setPrompt(event.target.value)}></textarea>
       <div class="row"><span class="faint">${turns.length ? "Each model is sent its chat so far too; New chat begins without it." : "The chat stays in this page; the address has the models and parameters only."}</span>
       <button type="button" class="primary" disabled=${isBusy || !prompt.trim() || !chosen.left || !chosen.right} onClick=${send}>Send both <kbd class="on">Ctrl Enter</kbd></button></div></div>
     </div>`;
+}
+
+/** Why a turn is no row for an eval; empty: it can be judged. @param {Turn} turn */
+function unjudged(turn) {
+  const side = SIDES.find((one) => turn[one].error || (turn[one].cut && turn[one].cut !== "length"));
+  if (!side) return "";
+  const { error, cut } = turn[side];
+  return `Not for an eval: the ${side} answer ${error ? "failed" : `was ${CUTS[cut || "stopped"]}`}. Ask again to judge both.`;
+}
+
+/**
+ * The row of an eval: what was asked, both answers, and the better one as the expected answer if it is whole.
+ * @param {Turn & {past: Turn[]}} turn
+ */
+function rowOf({ system, prompt, models, left, right, verdict, past }) {
+  const side = verdict === "right" ? "right" : "left";
+  const better = verdict === "neither" ? null : side === "left" ? left : right;
+  const chat = past.flatMap((one) => [{ role: "user", content: one.prompt }, { role: "assistant", content: one[side].text }]);
+  const messages = [...(system ? [{ role: "system", content: system }] : []), ...chat, { role: "user", content: prompt }];
+  return { item: { messages, ...(better && !better.cut && { expected: better.text }), ...(system && { system }), prompt, left_model: models.left, left: left.text, right_model: models.right, right: right.text, verdict, ...(left.cut && { left_cut: left.cut }), ...(right.cut && { right_cut: right.cut }) } };
 }
 
 /**
@@ -122,6 +144,7 @@ function Reply({ side, reply, name, other, stop }) {
     ${reply.tokens !== undefined && html`<span>${counted(reply.tokens, "token")}</span>`}
     ${speed && html`<span>${short(speed)} tokens/s</span>`}
     ${reply.adapter && html`<span title=${plain(reply.adapter)}>by ${nameOf(reply.adapter)}</span>`}
+    ${reply.cut && html`<span>${CUTS[reply.cut]}</span>`}
     ${!reply.isOver && html`<button type="button" class="small" onClick=${stop}>Stop</button>`}</header>
     ${reply.error ? h(Failure, { error: reply.error, what: "No answer" })
       : html`<p class="text">${other === null ? content(reply.text) : h(Differing, { text: reply.text, other })}${!reply.text && reply.isOver ? html`<span class="faint">(nothing)</span>` : ""}</p>`}</article>`;
@@ -175,6 +198,7 @@ async function ask(body, abort, show) {
   const since = () => (performance.now() - began) / 1000;
   let text = "";
   let frame = 0;
+  let isWhole = false; // its end was told
   /** @type {Partial<Reply>} */
   const facts = {};
   try {
@@ -189,6 +213,7 @@ async function ask(body, abort, show) {
       const lines = (rest + value).split("\n");
       rest = lines.pop() || "";
       for (const line of lines) {
+        if (line.startsWith("data: [DONE]")) isWhole = true;
         if (!line.startsWith("data: ") || line.startsWith("data: [DONE]")) continue;
         // A fast answer comes in large pieces, and pieces that are there already are read without a pause.
         if (performance.now() - paused > READING) {
@@ -202,6 +227,10 @@ async function ask(body, abort, show) {
           facts.first ??= since();
           text += delta;
         }
+        const finish = part.choices?.[0]?.finish_reason;
+        if (finish) isWhole = true;
+        if (finish === "length") facts.cut = "length";
+        if (finish === "content_filter") facts.cut = "filtered";
         if (part.usage) facts.tokens = part.usage.completion_tokens;
       }
       frame ||= requestAnimationFrame(() => {
@@ -210,17 +239,20 @@ async function ask(body, abort, show) {
       });
     }
   } catch (error) {
-    if (!abort.aborted) facts.error = error instanceof ApiError ? error : { code: "INTERRUPTED", message: "The answer was interrupted.", remedy: "Ask again." };
+    if (abort.aborted) facts.cut = "stopped";
+    else facts.error = error instanceof ApiError ? error : { code: "INTERRUPTED", message: "The answer was interrupted.", remedy: "Ask again." };
   }
   cancelAnimationFrame(frame);
+  if (!isWhole && !facts.error) facts.cut ??= "interrupted";
   show({ ...facts, text, seconds: since(), isOver: true });
 }
 
-/** Verdicts become rows of a new file for evals, which is shown before it is saved. @param {{judged: Turn[]}} props */
+/** Verdicts become rows of a new file for evals, which is shown before it is saved. @param {{judged: (Turn & {past: Turn[]})[]}} props */
 function SaveRows({ judged }) {
   const [saved, setSaved] = useState(/** @type {any} */ (null));
   const [error, setError] = useState(/** @type {any} */ (null));
-  const rows = judged.map((turn) => JSON.stringify({ item: { ...(turn.system && { system: turn.system }), prompt: turn.prompt, left_model: turn.models.left, left: turn.left.text, right_model: turn.models.right, right: turn.right.text, verdict: turn.verdict } })).join("\n");
+  const rows = judged.map((turn) => JSON.stringify(rowOf(turn))).join("\n");
+  const cut = judged.filter((turn) => turn.left.cut || turn.right.cut).length;
   const [isBusy, setBusy] = useState(false);
   const missing = missingRole("trainer");
   const save = async () => {
@@ -241,8 +273,9 @@ function SaveRows({ judged }) {
   };
   return html`<section class="card" aria-label="Rows of an eval"><header><h2>${whole(judged.length)} judged</h2>
     <button type="button" disabled=${!!missing || isBusy} title=${missing} onClick=${() => void save()}>Save as a file for evals</button></header>
+    ${cut > 0 && html`<p class="faint">${counted(cut, "row")} with an answer that was cut at the most tokens: <code>left_cut</code> or <code>right_cut</code> says so, and it is no expected answer. Ask again with more tokens for a whole one.</p>`}
     <details><summary>The rows</summary><pre tabindex="0" aria-label="Rows">${content(rows)}</pre></details>
-    ${saved && html`<p role="status">Saved as <a href=${to(["files", saved.id])}>${plain(saved.filename)}</a> (<code>${plain(saved.id)}</code>): under Data, with the purpose evals.</p>`}${error && h(Failure, { error, what: "Not saved" })}${missing && html`<p class="faint">Saving ${missing}.</p>`}</section>`;
+    ${saved && html`<p role="status">Saved as <a href=${to(["files", saved.id])}>${plain(saved.filename)}</a> (<code>${plain(saved.id)}</code>): under Data, with the purpose evals. <a href=${to(["evals", "new"], { file: saved.id })}>New eval of these rows</a></p>`}${error && h(Failure, { error, what: "Not saved" })}${missing && html`<p class="faint">Saving ${missing}.</p>`}</section>`;
 }
 
 /**

@@ -36,6 +36,7 @@ export function Run({ parts, query }) {
   }, [job]);
   if (!job) return h(NotThere, { title: "Run", error, retry: reload, what: error?.status === 404 ? "Job not found." : undefined });
   const open = query.get("tab") || "";
+  const asked = askedBy(job, events);
   const tabs = TABS.filter(([tab]) => tab !== "samples" || job.result?.self_evaluation);
   return html`<p class="crumbs"><a href="#/jobs">Jobs</a></p>
     <div class="head"><h1>${plain(job.name || job.kind)}</h1>${h(Actions, { job, reload })}
@@ -47,6 +48,7 @@ export function Run({ parts, query }) {
       ${job.contract?.artifact?.alias && html`<span>alias <b>${plain(job.contract.artifact.alias)}</b></span>`}
       ${job.kind === "evaluate" && job.plan?.eval_id && html`<a href=${to(["evals", job.plan.eval_id, job.id])}>its items</a>`}
       ${job.created_by && html`<span>by ${plain(job.created_by)}</span>`}
+      ${asked && html`<span>${asked.word} by ${plain(asked.by, 80)}</span>`}
       <span>submitted ${h(Time, { time: job.created_at })}</span>
       ${Object.entries(job.labels || {}).map(([key, value]) => html`<span key=${key} class="who">${plain(key, 40)}: ${plain(value, 60)}</span>`)}
       <span><code title=${plain(job.id)}>${tail(job.id)}</code> ${h(CopyButton, { text: job.id, name: "Copy id" })}</span></div>
@@ -61,6 +63,17 @@ export function Run({ parts, query }) {
       : open === "events" ? h(Events, { events })
       : open === "log" ? h(Log, { path })
       : h(Overview, { job, events, query })}`;
+}
+
+/**
+ * Who cancelled or paused a job, or asked its worker to: as its newest event with a name says.
+ * @param {any} job
+ * @param {any[] | null} events
+ */
+function askedBy(job, events) {
+  const verb = job.requested || { cancelled: "cancel", paused: "pause" }[/** @type {"paused"} */ (job.state)];
+  const by = verb && events?.filter((event) => event.data?.by).pop()?.data.by;
+  return by ? { by, word: job.requested ? `${verb} asked for` : job.state } : null;
 }
 
 /** @param {any} job */
@@ -385,7 +398,7 @@ function EventTable({ events, isPlain }) {
   return html`<div class=${isPlain ? "events" : "list events"} tabindex=${isPlain ? undefined : "0"} role="group" aria-label="Events"><table>
     <thead class=${isPlain ? "hidden" : ""}><tr><th scope="col">Time</th><th scope="col">Event</th></tr></thead><tbody>${events.map((event) => html`<tr key=${event.seq} class=${event.level}>
     <td class="time"><time datetime=${event.created_at} title=${exact(event.created_at)}>${clock(event.created_at)}</time></td>
-    <td>${event.level === "info" ? "" : html`<b>${plain(event.level)}: </b>`}${plain(event.message, 2000)}</td></tr>`)}</tbody></table></div>`;
+    <td>${event.level === "info" ? "" : html`<b>${plain(event.level)}: </b>`}${plain(event.message, 2000)}${event.data?.by ? html` <span class="faint">by ${plain(event.data.by, 80)}</span>` : ""}</td></tr>`)}</tbody></table></div>`;
 }
 
 /** @param {{path: string}} props */

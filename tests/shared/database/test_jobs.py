@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shared.database.audit.actors import AuditActor, acting
 from shared.database.connection import Database
 from shared.database.job_states import JobState
 from shared.database.jobs import Jobs
@@ -161,6 +162,18 @@ def test_second_request_to_a_running_job(
         getattr(jobs, second)(job.id)
     assert caught.value.code is Code.JOB_STATE_CONFLICT
     assert snapshot(database) == before
+
+
+def test_event_names_who_paused_resumed_and_cancelled(jobs: Jobs) -> None:
+    """Only a request has a name; a process that acts by itself has none."""
+    [job] = submit(jobs)
+    jobs.pause(job.id)
+    with acting(AuditActor.of_key("key-1", "alice", None, "127.0.0.1")):
+        jobs.resume(job.id)
+        jobs.cancel(job.id)
+    told = [(event.message, event.data) for event in jobs.events(job.id)]
+    by = {"by": "alice"}
+    assert told[1:] == [("Job paused.", {}), ("Job resumed and queued.", by), ("Job cancelled.", by)]
 
 
 def test_concurrent_cancels_succeed_once(jobs: Jobs) -> None:
