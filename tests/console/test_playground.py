@@ -100,10 +100,10 @@ def test_answer_keeps_the_name_of_the_model_that_gave_it(
     ],
     ids=["whole", "length", "interrupted"],
 )
-def test_cut_answer_is_no_expected_answer(
+def test_cut_answer_is_not_expected(
     visitor: Visitor, state: StorageState, tuned: dict[str, Any], end: str, is_offered: bool, said: str
 ) -> None:
-    """One that was cut at the most tokens is marked in the row; one without an end is not offered."""
+    """One that reached the limit of tokens is marked in the row; one without an end is not offered."""
 
     def answer(route: Route) -> None:
         body = 'data: {"choices": [{"delta": {"content": "Paid on"}}]}\n\n'

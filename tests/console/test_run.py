@@ -185,7 +185,7 @@ def test_cancelled_run_says_who_cancelled_it(visitor: Visitor, state: StorageSta
     installation.wait(job, lambda now: now["state"] == "cancelled")
     with visitor.visit(state, hash_=f"#/runs/{job}") as (page, _):
         expect(page.get_by_text("cancelled by alice")).to_be_visible()
-        page.get_by_role("link", name="events").click()
+        page.get_by_role("navigation", name="Parts of the run").get_by_role("link", name="events").click()
         expect(page.get_by_role("group", name="Events").get_by_text("by alice")).to_be_visible()
 
 
