@@ -104,6 +104,16 @@ def test_faults_stand_at_their_fields(visitor: Visitor, state: StorageState, les
         assert not [request for request in watch.requests if request.url.endswith("/v1/jobs")]
 
 
+def test_refusal_names_the_field_of_the_form_in_place_of_a_schema(
+    visitor: Visitor, state: StorageState, lesson: str
+) -> None:
+    address = f"#/new?data.train_file={lesson}&exec.epochs=0"
+    with visitor.visit(state, allowed=frozenset({422}), hash_=address) as (page, _):
+        refusal = page.get_by_role("alert").filter(has_text="This cannot run")
+        expect(refusal).to_contain_text("Correct what is marked in the form: Epochs.")
+        expect(refusal).not_to_contain_text("openapi.json")
+
+
 def test_an_address_makes_no_request_of_its_own(visitor: Visitor, state: StorageState, lesson: str) -> None:
     """Names of an object's prototype are not fields: they stay out of the form, of its body and of every later request."""
     body = quote(json.dumps({"kind": "finetune", "contract": {"data": {"train_file": lesson}}}))
