@@ -15,6 +15,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.console.browser import POLICY, Visitor, answer_to, sign_in
+from tests.support.waiting import eventually
 from tests.system.loop import BASE, Installation, short_lesson
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(480)]
@@ -220,6 +221,8 @@ def test_role_may_do_no_more_without_the_button(visitor: Visitor, owner: OwnTena
 
 
 def test_person_of_another_tenant_finds_nothing(visitor: Visitor, owner: OwnTenant) -> None:
+    job = f"/v1/jobs/{owner.names['job']}"  # which the trainer above may just have cancelled
+    eventually(lambda: not owner.call("GET", job)["requested"], 60, "its worker has stopped")
     before = owner.state()
     stranger = owner.key("admin", tenant=f"stranger-{secrets.token_hex(4)}")
     answers = owner.ask(visitor, stranger)
