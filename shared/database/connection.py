@@ -13,16 +13,17 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import create_engine, event, make_url, text
-from sqlalchemy.exc import DatabaseError, OperationalError, TimeoutError  # noqa: A004 — the pool's, not the built-in
+from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, TimeoutError  # noqa: A004 — the pool's, not the built-in
 from sqlalchemy.orm import Session
 
 from shared.database.audit.recorder import CLOCK, RecordingSession
 from shared.database.tables.storable import to_json
 from shared.errors import Code, Conflict, Unavailable
 
+ResultT = TypeVar("ResultT")
 SQLITE_SYNCHRONOUS = "FULL"
 """SQLite's ``synchronous``: a commit survives a power cut. Tests set OFF, which is faster."""
 LOCK_SECONDS = 5.0
@@ -152,6 +153,16 @@ class Database:
     def close(self) -> None:
         """Close every pooled connection."""
         self.engine.dispose()
+
+
+def repeat_once(transaction: Callable[[], ResultT]) -> ResultT:
+    """Run a transaction that inserts a row if none exists, and once more if another request has inserted it at the same
+    moment: a row that does not exist cannot be locked.
+    """
+    try:
+        return transaction()
+    except IntegrityError:
+        return transaction()
 
 
 def whole_milliseconds(moment: datetime) -> datetime:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from pydantic import Field
 from sqlalchemy import func, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from shared.database.change_counter import bump
-from shared.database.connection import Database
+from shared.database.connection import Database, repeat_once
 from shared.database.records import Value
 from shared.database.routing import StandsFor
 from shared.database.tables.gates import PolicyAssignmentRow, PolicyMoveRow, PolicyRow, ReceiptRow
@@ -103,11 +103,7 @@ class Policies:
         """Store a policy of the tenant under a name, which refers to it from now on. Existing assignments do not
         change.
         """
-        try:
-            return self._store(name, digest, policy, source, by)
-        except IntegrityError:
-            # A row that does not exist cannot be locked: another request has stored the same policy at the same moment.
-            return self._store(name, digest, policy, source, by)
+        return repeat_once(partial(self._store, name, digest, policy, source, by))
 
     def _store(self, name: str, digest: str, policy: dict[str, Any], source: str, by: Author) -> StoredPolicy:
         with self._db.write() as session:

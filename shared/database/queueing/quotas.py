@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt
 from sqlalchemy import bindparam, func, select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from shared.counted_nouns import counted
-from shared.database.connection import Database
+from shared.database.connection import Database, repeat_once
 from shared.database.job_states import JobState
 from shared.database.queueing.gpu_time import MonthUse, minutes, month_use, next_month
 from shared.database.records import Value
@@ -84,11 +84,7 @@ class Quotas:
 
     def set(self, tenant: TenantName, changes: dict[str, Any]) -> QuotaUse:
         """Change some of a tenant's limits, by the names of :class:`Quota`. Running and waiting jobs continue."""
-        try:
-            return self._set(tenant, changes)
-        except IntegrityError:
-            # A row that does not exist cannot be locked: another request has inserted it at the same moment.
-            return self._set(tenant, changes)
+        return repeat_once(partial(self._set, tenant, changes))
 
     def _set(self, tenant: TenantName, changes: dict[str, Any]) -> QuotaUse:
         with self._db.write() as session:

@@ -61,11 +61,12 @@ def test_no_race_passes_the_queues_limit(quotas: Quotas, acme: Jobs) -> None:
     assert sum(error is None for error in errors) == 3
 
 
-def test_two_first_quotas_at_once_set_both_limits(quotas: Quotas) -> None:
+@pytest.mark.parametrize("tenant", ["a", "b", "c"])
+def test_two_first_quotas_at_once_set_both_limits(quotas: Quotas, tenant: str) -> None:
     limits = {"running_jobs": 2, "queued_jobs": 3, "gpu_minutes_per_month": 4.0}
-    for tenant in ("a", "b", "c"):
-        at_once(3, lambda number: quotas.set(tenant, dict([list(limits.items())[number]])))  # noqa: B023
-        assert quotas.use(tenant).model_dump(include=set(limits)) == limits
+    changes = [{name: limit} for name, limit in limits.items()]
+    at_once(3, lambda number: quotas.set(tenant, changes[number]))
+    assert quotas.use(tenant).model_dump(include=set(limits)) == limits
 
 
 def test_a_job_that_does_not_fit_in_the_month_is_refused(
