@@ -146,8 +146,8 @@ def to_item(row: Mapping[str, Any]) -> Item:
     if isinstance(row.get("item"), dict) and row.keys() <= {"item", "sample"}:
         return dict(row["item"])
     item = dict(row)
-    turns = item.get("messages") or item.get("turns") or _written_turns(item)
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
+    turns = next((item[key] for key in ("messages", "turns") if _is_chat(item.get(key))), None) or _written_turns(item)
+    if not turns:
         return item
     if isinstance(item.get("system"), str) and turns[0].get("role") not in ("system", "developer"):
         turns = [{"role": "system", "content": item["system"]}, *turns]
@@ -158,12 +158,17 @@ def to_item(row: Mapping[str, Any]) -> Item:
     return item | {"messages": before} | ({} if item.get("label") is False else {"expected": last.get("content")})
 
 
+def _is_chat(value: Any) -> bool:
+    turns = value if isinstance(value, list) else []
+    return bool(turns) and all(isinstance(turn, dict) and isinstance(turn.get("role"), str) for turn in turns)
+
+
 def _written_turns(item: Item) -> list[dict[str, Any]]:
     """Return the turns of a row that has its prompt, and its answer if any, in separate fields."""
     texts = {key: item[key] for key in TEXTS if isinstance(item.get(key), str)}
     prompt, answer = msgspec.convert(texts, Record).pair()
     turns = [("user", prompt), ("assistant", answer)]
-    return [{"role": role, "content": text} for role, text in turns if text is not None] if prompt is not None else []
+    return [{"role": role, "content": text} for role, text in turns if text is not None] if prompt else []
 
 
 def _invalid(message: str, param: str | None = None) -> InvalidRequest:

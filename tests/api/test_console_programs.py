@@ -5,6 +5,7 @@ copy.
 from __future__ import annotations
 
 import json
+import random
 import re
 import shlex
 import shutil
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from cli.evaluation.checks import CRITERION, METRICS, to_criterion
+from cli.evaluation.eval_file import to_item
 from shared.contract.field_names import flat_names
 from shared.contract.presets import contract_paths
 
@@ -41,7 +44,9 @@ globalThis.document = {
 const { bodyOf, fileOf, flat, optionsOf, parametersOfFile, parametersOfJob, sourceOf } = await import("./lib/contract.js");
 const { paced } = await import("./lib/pace.js");
 const { counted, preferredAnswers } = await import("./lib/format.js");
+const { gradersOf, itemOf, METRICS } = await import("./lib/evals.js");
 const { quoted } = await import("./parts/copy_as.js");
+const { blocks } = await import("./screens/playground.js");
 const { send } = await import("./lib/client.js");
 const of = (text) => bodyOf(new URLSearchParams(text));
 const said = (make) => { try { return make(); } catch (error) { return error.constructor.name; } };
@@ -328,6 +333,63 @@ def test_pairs_are_counted_by_preferred_answer(program: Path) -> None:
         "On 23 of 24 pairs the tuned model finds the preferred answer more likely, per token; the parent, on 11; difference 25.0 to 75.0 points (95 %).",
         "0 rows",
     ]
+
+
+def test_checks_become_the_graders_of_the_command_line(program: Path, tmp_path: Path) -> None:
+    schema = {"type": "object", "required": ["city"]}
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(schema))
+    plain = ["exact", "contains", "icontains", "regex=^a=b$", "json", "compiles=python", "anti_stub=sql"]
+    models = ["judge=helper", "better=a/b@c"]
+    checks = [*plain, *(f"{metric}=0.5" for metric in METRICS), *models]
+    fields = {"expected": "expected", "question": "messages"}
+    graders = run(
+        program, f"gradersOf({json.dumps([*checks, f'json_schema={json.dumps(schema)}'])}, {json.dumps(fields)})"
+    )
+    sent = [CRITERION.validate_python(one).model_dump(mode="json", exclude_none=True) for one in graders]
+    assert sent == [to_criterion(check) for check in [*checks, f"json_schema={path}"]]
+    assert sorted(run(program, "METRICS")) == sorted(METRICS)
+
+
+def made_rows(count: int) -> list[dict[str, Any]]:
+    """Make rows in which each field has a usable value, an empty or a wrong one, or is missing."""
+    source = random.Random(5)
+    user, answer = {"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hi."}
+    chats = [[user], [user, answer], [answer], [{"role": "developer", "content": "Be brief."}, user, answer], [], None]
+    values = {
+        **dict.fromkeys(("messages", "turns"), (*chats, "Hello?", ["Hello?"], [user, None], [{"content": "Hello?"}])),
+        **dict.fromkeys(("prompt", "instruction", "input", "context", "system"), ("Say it.", "", None, 7, ["Say it."])),
+        **dict.fromkeys(("response", "output", "completion"), ("It.", "", None, 7)),
+        "expected": ["It.", None],
+        "label": [True, False, None],
+        "item": [{"prompt": "Say it."}, {}, "Say it."],
+        "sample": [{"output_text": "It."}],
+    }
+    rows = []
+    for _ in range(count):
+        names = source.sample(list(values), source.randint(0, 5))
+        rows.append({name: source.choice(values[name]) for name in names})
+    return rows
+
+
+def test_rows_become_the_items_of_the_command_line(program: Path) -> None:
+    rows = made_rows(4000)
+    items = run(program, f"{json.dumps(rows)}.map(itemOf)")
+    differences = [(row, item, to_item(row)) for row, item in zip(rows, items, strict=True) if item != to_item(row)]
+    assert not differences, f"{len(differences)}, e.g. {differences[:3]}"
+    assert sum("expected" in item and "expected" not in row for row, item in zip(rows, items, strict=True)) > 100
+
+
+@pytest.mark.parametrize(
+    "text", ["", "short", "x" * 50_000, "word " * 20_000, "a line of words\n" * 9000, "\n" + "y" * 40_000]
+)
+def test_long_answer_is_laid_out_in_parts(program: Path, text: str) -> None:
+    parts = run(program, f"blocks({json.dumps(text)})")
+    assert "".join(parts) == text
+    assert all(0 < len(part) <= 16_001 for part in parts)
+    assert len(parts) <= len(text) // 15_900 + 2
+    if " " in text:
+        assert all(part[-1] in " \n" for part in parts[:-1])
 
 
 def test_no_change_is_dropped_for_coming_early() -> None:

@@ -10,14 +10,14 @@ export const GROUPS = [
   ["Against the expected answer", {
     exact: { title: "equals the expected answer" },
     contains: { title: "contains the expected answer" },
-    icontains: { title: "contains it, in capitals or not" },
+    icontains: { title: "contains it, in upper or lower case" },
   }],
   ["Form of the answer", {
     regex: { title: "has a match of an expression", value: "Expression", hint: "as Python's re.search" },
     json: { title: "is JSON" },
     json_schema: { title: "is JSON that a schema describes", value: "JSON Schema", type: "lines" },
     compiles: { title: "its code compiles", ...LANGUAGE },
-    anti_stub: { title: "its code is no stub", ...LANGUAGE },
+    anti_stub: { title: "its code is not a stub", ...LANGUAGE },
   }],
   ["Similar to the expected answer", Object.fromEntries(METRICS.map((name) => [name, { title: `similar by ${name}`, value: "At least", type: "number", hint: "0 to 1" }]))],
   ["A model judges", {
@@ -150,7 +150,10 @@ export function itemOf(row) {
 
 /** Turns of a row with its prompt and its answer in fields of their own. @param {any} row */
 function written(row) {
-  const first = (/** @type {string[]} */ ...names) => names.map((name) => row[name]).find((text) => typeof text === "string" && text);
+  const first = (/** @type {string[]} */ ...names) => {
+    const texts = names.map((name) => row[name]).filter((text) => typeof text === "string");
+    return texts.find(Boolean) ?? texts[0];
+  };
   const prompt = [first("prompt", "instruction"), first("input"), first("context")].filter(Boolean).join("\n");
   const answer = first("response", "output", "completion");
   return prompt ? [{ role: "user", content: prompt }, ...(answer === undefined ? [] : [{ role: "assistant", content: answer }])] : [];
@@ -169,7 +172,7 @@ export function rowsOf(text) {
     try {
       row = JSON.parse(line);
     } catch {
-      // Said below, as of a line that is JSON and no object.
+      // Refused below, like JSON that is not an object.
     }
     if (!isObject(row)) throw new SyntaxError(`Line ${index + 1} is not a JSON object.`);
     return [row];
