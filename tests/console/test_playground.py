@@ -126,7 +126,7 @@ def test_cut_answer_is_not_expected(
         if said:
             expect(row).to_contain_text('"left_cut":"length"')
             expect(row).not_to_contain_text("expected")
-            expect(page.get_by_text("it is no expected answer")).to_be_visible()
+            expect(page.get_by_text("it is not an expected answer")).to_be_visible()
         else:
             expect(row).to_contain_text('"expected":"Paid on"')
             expect(row).not_to_contain_text("_cut")

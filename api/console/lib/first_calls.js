@@ -125,9 +125,11 @@ async function earliest(answers) {
   return ids.includes("") ? "" : ids.reduce((a, b) => (Number(a) < Number(b) ? a : b));
 }
 
-/** Its whole content, so that nobody waits for it later. @param {Response} response */
+/** Its whole content, so that nobody waits for it later: the first frame has what it says. @param {Response} response */
 async function complete(response) {
-  return response.ok ? new Response(await response.arrayBuffer(), response) : response;
+  if (!response.ok) return response;
+  const text = await response.text();
+  return Object.assign(new Response(text, response), { json: async () => JSON.parse(text) }); // its own would be read after the frame
 }
 
 /** @param {string} half */

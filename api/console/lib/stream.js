@@ -15,7 +15,7 @@ const SILENT_AFTER = 40_000; // the API sends a comment every 15 s
 const BEGINS_WITHIN = 8_000;
 /** A page without a stream pauses for so long for each of its calls: a poll that takes three of them is followed by three pauses. With tries of the stream, two calls a poll are at most 12 in any minute, also in one that begins and ends with a poll. */
 const CALL_EVERY = 7_200;
-/** So long a poll may wait for its answers before a request of its own asks whether the API is there. Less than `CALL_EVERY`. */
+/** How long a poll may wait for its answers until a separate request asks whether the API is there. Less than `CALL_EVERY`. */
 const ANSWERS_WITHIN = 5_000;
 /** At most between two tries of a stream, or two polls, while the API answers. */
 const TRY_EVERY = 60_000;

@@ -15,6 +15,8 @@ const VERDICTS = { left: "left is better", right: "right is better", neither: "b
 /** Why an answer is not a whole one. */
 const CUTS = { length: "cut at the most tokens", stopped: "stopped by you", interrupted: "cut when the connection ended", filtered: "cut by a filter" };
 const MOST_WORDS = 600;
+/** Characters of a part of a long answer. */
+const PART = 16_000;
 /** Time after which the reading of an answer lets the page do other work, ms. */
 const READING = 10;
 
@@ -92,7 +94,7 @@ export function Playground() {
     </div>`;
 }
 
-/** Why a turn is no row for an eval; empty: it can be judged. @param {Turn} turn */
+/** Why a turn cannot become a row of an eval; empty: it can. @param {Turn} turn */
 function unjudged(turn) {
   const side = SIDES.find((one) => turn[one].error || (turn[one].cut && turn[one].cut !== "length"));
   if (!side) return "";
@@ -147,13 +149,30 @@ function Reply({ side, reply, name, other, stop }) {
     ${reply.cut && html`<span>${CUTS[reply.cut]}</span>`}
     ${!reply.isOver && html`<button type="button" class="small" onClick=${stop}>Stop</button>`}</header>
     ${reply.error ? h(Failure, { error: reply.error, what: "No answer" })
-      : html`<p class="text">${other === null ? content(reply.text) : h(Differing, { text: reply.text, other })}${!reply.text && reply.isOver ? html`<span class="faint">(nothing)</span>` : ""}</p>`}</article>`;
+      : html`<p class="text">${h(Answer, { text: reply.text, other })}${!reply.text && reply.isOver ? html`<span class="faint">(nothing)</span>` : ""}</p>`}</article>`;
 }
 
-/** Words that the other answer does not have at this place. @param {{text: string, other: string}} props */
-function Differing({ text, other }) {
-  const words = useMemo(() => differing(content(text), content(other)), [text, other]);
-  return html`${words.map(([word, isOwn], index) => (isOwn ? html`<mark key=${index}>${word}</mark>` : word))}`;
+/**
+ * A text, with the words marked that the other answer does not have at this place. The browser lays out the parts of a long one that are in
+ * view: the whole would stop the page for a tenth of a second.
+ * @param {{text: string, other: string | null}} props
+ */
+function Answer({ text, other }) {
+  const runs = useMemo(() => (other === null ? [/** @type {[string, boolean]} */ ([content(text), false])] : differing(content(text), content(other))), [text, other]);
+  const parts = runs.length === 1 ? blocks(runs[0][0]) : [];
+  if (parts.length > 1) return html`${parts.map((part, index) => html`<span key=${index} class="part">${part}</span>`)}`;
+  return html`${runs.map(([run, isOwn], index) => (isOwn ? html`<mark key=${index}>${run}</mark>` : run))}`;
+}
+
+/** A long text in parts that end with a line, or else a word. @param {string} text */
+export function blocks(text) {
+  const parts = [];
+  for (let start = 0, end; start < text.length; start = end) {
+    end = start + PART;
+    if (end < text.length) end = [text.lastIndexOf("\n", end), text.lastIndexOf(" ", end)].map((place) => place + 1).find((place) => place > start) || start + PART;
+    parts.push(text.slice(start, end));
+  }
+  return parts;
 }
 
 /**
@@ -273,7 +292,7 @@ function SaveRows({ judged }) {
   };
   return html`<section class="card" aria-label="Rows of an eval"><header><h2>${whole(judged.length)} judged</h2>
     <button type="button" disabled=${!!missing || isBusy} title=${missing} onClick=${() => void save()}>Save as a file for evals</button></header>
-    ${cut > 0 && html`<p class="faint">${counted(cut, "row")} with an answer that was cut at the most tokens: <code>left_cut</code> or <code>right_cut</code> says so, and it is no expected answer. Ask again with more tokens for a whole one.</p>`}
+    ${cut > 0 && html`<p class="faint">${counted(cut, "row")} with an answer that was cut at the most tokens: <code>left_cut</code> or <code>right_cut</code> says so, and it is not an expected answer. Ask again with more tokens for a whole one.</p>`}
     <details><summary>The rows</summary><pre tabindex="0" aria-label="Rows">${content(rows)}</pre></details>
     ${saved && html`<p role="status">Saved as <a href=${to(["files", saved.id])}>${plain(saved.filename)}</a> (<code>${plain(saved.id)}</code>): under Data, with the purpose evals. <a href=${to(["evals", "new"], { file: saved.id })}>New eval of these rows</a></p>`}${error && h(Failure, { error, what: "Not saved" })}${missing && html`<p class="faint">Saving ${missing}.</p>`}</section>`;
 }
