@@ -544,5 +544,5 @@ def test_golden_bytes(tmp_path: Path, server: ChatServer) -> None:
     index, _ = run(write(tmp_path, columns=columns, row=ROW), server.url, tmp_path / "rows")
     assert (index.shards[0].sha256[:16], str(index.shards[0].sources_sha256)[:16]) == (
         "fa804b8b517433a4",
-        "194f992130dee8de",
+        "32dd77851de2e35f",
     )
