@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections import Counter
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -64,7 +65,7 @@ def test_number_of_a_row_depends_on_no_row_before_it(tmp_path: Path) -> None:
     sampler = sampler_of(column, 7, tmp_path)
     assert [sampler(row, {}) for row in reversed(range(400))] == numbers[::-1]
     assert len(set(numbers)) == 400
-    pairs = zip(numbers, numbers[1:], strict=False)
+    pairs = pairwise(numbers)
     assert abs(fmean((a - 0.5) * (b - 0.5) for a, b in pairs)) < 0.02, "rows that share a digest are independent"
 
 
