@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shared.base_models.families import FAMILY_OF_MODEL_TYPE
 from shared.base_models.gguf_file import GgufHeader, unsupported
 from shared.errors import ArtifactInvalid, Code
 
-ARCHITECTURES = {"qwen35": "qwen3_5_text"} | {name: name for name in FAMILY_OF_MODEL_TYPE if "_" not in name}
-"""``general.architecture`` → ``model_type`` of a config. Mistral's files name ``llama``, whose tensors they have."""
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""``general.architecture`` of files whose conversion is compared with the model that they were made from
+(`tests/worker/bases/test_gguf_base.py`). Mistral's files name ``llama``, whose tensors they have.
+"""
 ROPE_FACTORS = "rope_freqs.weight"
 MERGED_WHOLE = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
 """Pre-tokenizers that use a whole piece as one token if it is in the vocabulary, whatever the merges say."""
-NORMALISED = frozenset({"qwen2", "deepseek-r1-qwen", "qwen35"})
+NORMALISED = frozenset({"qwen2", "deepseek-r1-qwen"})
 """Pre-tokenizers of models whose tokenizer first composes characters, which the format does not record."""
 KNOWN_SPLITS = MERGED_WHOLE | NORMALISED | {"gpt-2", "smollm"}
 

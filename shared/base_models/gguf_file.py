@@ -52,7 +52,7 @@ class GgufHeader:
     """A GGUF file's header.
 
     Attributes:
-        architecture: llama.cpp's name of the architecture, e.g. ``llama`` or ``qwen35``.
+        architecture: llama.cpp's name of the architecture, e.g. ``llama``.
         metadata: numbers and strings by key; for an array, the number of its elements.
         tensors: the tensors by name.
     """

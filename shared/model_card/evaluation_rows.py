@@ -30,7 +30,7 @@ SHARE_OF_TRAINING = 0.1
 """Share of the training's time that a self-evaluation with its answers may take."""
 LEAST_SECONDS = 15.0
 """Minimum time of a self-evaluation, or of its part on the served model, however short the training was."""
-TOO_LONG = "more would have taken over a tenth of the training's time"
+TOO_LONG = f"more would have taken over {LEAST_SECONDS:.0f} s and over a tenth of the training's time"
 MAX_CHARACTERS = 600
 """Largest number of characters of a stored string."""
 
@@ -194,17 +194,21 @@ class Answers:
 def answer_in_time(
     rows: EvaluationRows, ask: Asker, deadline: float, advance: Callable[[str, int, int], None]
 ) -> Answers:
-    """Get the first sample answers, the general ones and the other samples, as far as the time allows.
+    """Get the general answers, the first samples, and the other samples as far as the time allows.
 
     Args:
-        deadline: monotonic seconds. A batch that began before it is finished, and the first samples are always
-            requested.
+        deadline: monotonic seconds. A batch that began before it is finished. The general questions and the first
+            samples are always asked: without them nobody would see what a short training has cost.
         advance: called with an activity, how much of it is done, and its total.
     """
     base: list[WrittenAnswer] = []
     tuned: list[WrittenAnswer] = []
     general: tuple[GeneralAnswer, ...] = ()
     notes = []
+    if rows.general:
+        advance("general_questions", 0, len(rows.general))
+        general = judge_general(*ask(rows.general, GENERAL_TOKENS))
+        advance("general_questions", len(rows.general), len(rows.general))
     for at in range(0, len(rows.samples), ANSWERS_AT_ONCE):
         if at and time.monotonic() > deadline:
             notes.append(f"{at} of {counted(len(rows.samples), 'sample answer')} were asked for: {TOO_LONG}.")
@@ -213,12 +217,6 @@ def answer_in_time(
         old, new = ask([prompt.ids for prompt in rows.samples[at : at + ANSWERS_AT_ONCE]], SAMPLE_TOKENS)
         base, tuned = base + old, tuned + new
         advance("sample_answers", len(base), len(rows.samples))
-        if at == 0 and rows.general and time.monotonic() > deadline:
-            notes.append(f"The general questions were not asked: {TOO_LONG}.")
-        elif at == 0 and rows.general:
-            advance("general_questions", 0, len(rows.general))
-            general = judge_general(*ask(rows.general, GENERAL_TOKENS))
-            advance("general_questions", len(rows.general), len(rows.general))
     return Answers(compare_answers(rows.samples[: len(base)], base, tuned), general, tuple(notes))
 
 

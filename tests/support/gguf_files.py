@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, quantize
+from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map, quantize
 from tokenizers import pre_tokenizers
+from transformers import PreTrainedModel
 
 from tests.support.tiny_base import TEMPLATE, TURN_END, TURN_START
 
@@ -35,6 +36,23 @@ def tensors(seed: int = 0) -> dict[str, np.ndarray]:
     return {name: random.normal(size=shape, scale=0.1).astype(np.float32) for name, shape in shapes.items()}
 
 
+def weights_of(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
+    """The weights of a transformers model under llama.cpp's names and in its order."""
+    numbers = {name: number for number, name in MODEL_ARCH_NAMES.items()}
+    names = get_tensor_name_map(numbers[architecture], model.config.num_hidden_layers)
+    weights = {}
+    for name, tensor in model.state_dict().items():
+        module, suffix = name.rsplit(".", 1)
+        values = tensor.numpy()
+        if architecture == "llama" and module.endswith(("q_proj", "k_proj")):
+            heads = HEADS if module.endswith("q_proj") else KV_HEADS
+            # llama.cpp rotates neighbouring places of a head, transformers its two halves.
+            values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        if not (module == "lm_head" and model.config.tie_word_embeddings):
+            weights[f"{names.get_name(module)}.{suffix}"] = np.ascontiguousarray(values)
+    return weights
+
+
 def write_gguf(
     path: Path,
     *,
@@ -42,9 +60,10 @@ def write_gguf(
     split: str = "gpt-2",
     weights: dict[str, np.ndarray] | None = None,
     template: str | None = TEMPLATE,
+    quantised: bool = True,
     **metadata: Any,
 ) -> Path:
-    """Write a tiny chat model in blocks of Q8_0. ``metadata`` has further fields, with ``__`` for a dot and ``ARCH``
+    """Write a tiny chat model in blocks of Q8_0, or in float32. ``metadata`` has further fields, with ``__`` for a dot and ``ARCH``
     for the architecture.
     """
     writer = GGUFWriter(path, architecture)
@@ -71,7 +90,7 @@ def write_gguf(
     if template:
         writer.add_chat_template(template)
     for name, tensor in (tensors() if weights is None else weights).items():
-        if tensor.ndim == 2:
+        if quantised and tensor.ndim == 2:
             blocks = quantize(tensor, GGMLQuantizationType.Q8_0)
             writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType.Q8_0)
         else:

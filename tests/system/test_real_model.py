@@ -139,6 +139,9 @@ def test_reported_loss_is_that_of_transformers_and_peft(
 ) -> None:
     evaluation = tuned["result"]["self_evaluation"]
     assert evaluation["rows"] == HELD_OUT_ROWS
+    assert len(evaluation["general_answers"]) == 8 and any(
+        one["kept"] is not None for one in evaluation["general_answers"]
+    )
     adapter = export(real, tuned["result"]["adapter_id"], tmp_path / "peft")
     base, own = independent_loss(smollm2_folder(), None), independent_loss(smollm2_folder(), adapter)
     for measured in (evaluation, evaluation["served"]):

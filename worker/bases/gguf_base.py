@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTra
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from shared.base_models.gguf_conversion import MERGED_WHOLE, NORMALISED, check_convertible
-from shared.base_models.gguf_file import GgufHeader, invalid, read_gguf_header
+from shared.base_models.gguf_file import GgufHeader, invalid, read_gguf_header, unsupported
 from shared.contract.choices import TokenizerMode
 from shared.errors import MensError
 from shared.host import disk_errors
@@ -77,6 +77,8 @@ def write_base(file: Path, out: Path) -> None:
             if is_out_of_memory(error):
                 raise out_of_memory(str(error)) from error
             reason = (str(error).splitlines() or [""])[0][:200]
+            if isinstance(error, NotImplementedError):
+                raise unsupported(file, f"is of a kind that transformers does not convert ({reason})") from error
             raise invalid(file, f"transformers cannot read it ({type(error).__name__}: {reason})") from error
         # Before the rename, because the digests of a base cover every file in its folder.
         shutil.rmtree(source)

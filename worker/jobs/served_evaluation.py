@@ -110,7 +110,7 @@ class ServedPair:
         return evaluation.model_copy(
             update={
                 "served": served if base else None,
-                "answers_from": AnswerSource.REPLICA if answers.samples else evaluation.answers_from,
+                "answers_from": AnswerSource.REPLICA if answers.samples or answers.general else evaluation.answers_from,
                 "sample_answers": answers.samples or evaluation.sample_answers,
                 "general_answers": answers.general or evaluation.general_answers,
                 "notes": (*evaluation.notes, *([left_out] if len(base) < len(chosen) else []), *answers.notes),

@@ -54,10 +54,10 @@ def test_all_answers_are_requested_while_there_is_time() -> None:
     assert [sample.is_exact for sample in found.samples] == [True] * 6
     assert [answer.kept for answer in found.general] == [False] * 8
     assert seen == [
-        ("sample_answers", 0, 6),
-        ("sample_answers", 4, 6),
         ("general_questions", 0, 8),
         ("general_questions", 8, 8),
+        ("sample_answers", 0, 6),
+        ("sample_answers", 4, 6),
         ("sample_answers", 4, 6),
         ("sample_answers", 6, 6),
     ]
@@ -66,8 +66,8 @@ def test_all_answers_are_requested_while_there_is_time() -> None:
 
 def test_what_would_take_too_long_is_left_out_and_said() -> None:
     found = answer_in_time(rows(6), ask, time.monotonic() - 1, lambda *_: None)
-    assert (len(found.samples), found.general) == (4, ())
-    assert ["4 of 6 sample answers" in note or "general questions" in note for note in found.notes] == [True, True]
+    assert (len(found.samples), len(found.general)) == (4, 8)
+    assert ["4 of 6 sample answers" in note for note in found.notes] == [True]
 
 
 @given(samples=st.integers(0, 20), has_general=st.booleans(), is_late=st.booleans())
@@ -84,9 +84,8 @@ def test_the_last_progress_of_each_part_is_what_was_done(samples: int, has_gener
     if samples:
         assert seen["sample_answers"] == (len(found.samples), samples)
         assert len(found.samples) == samples or f"{len(found.samples)} of {samples} sample answers" in notes
-    if general := seen.get("general_questions"):
-        assert general == (len(found.general), len(wanted.general)) == (8, 8)
-    assert ("general questions were not asked" in notes) == (bool(samples) and has_general and is_late)
+    assert len(found.general) == len(wanted.general), "however late it is, and without a sample"
+    assert seen.get("general_questions") == ((8, 8) if has_general else None)
 
 
 @settings(max_examples=25)

@@ -146,7 +146,7 @@ def evaluate_run(
         samples: number of sample answers; None: the environment's setting.
         working: called between rows and tokens, to report that the run continues.
         advance: called with an activity, how much of it is done, and its total.
-        training_seconds: duration of the training; answers that take more than a tenth of it are left out.
+        training_seconds: duration of the training, which limits the time for sample answers (:func:`seconds_for`).
 
     Raises:
         StopRequested: a stop was requested. Nothing is kept; a resumed run measures again.
@@ -292,12 +292,12 @@ class _Evaluation:
 
     def read(self, answer_count: int) -> None:
         """Read the prompts of ``answer_count`` sample answers, and of the general questions."""
-        if not answer_count:
-            self.notes.append("Sample answers are left out because of the operator's setting.")
-            return
         inputs = self._inputs
         tokenizer = Tokenizer.load(self._context.base, ChatOptions.of(self._context.plan.contract.data))
         self._end_ids, self._general = tokenizer.end_ids, general_prompts(tokenizer)
+        if not answer_count:
+            self.notes.append("Sample answers are left out because of the operator's setting.")
+            return
         lines = [self._answer(number).line for number in shuffled(len(self._places), self._seed, MAX_CANDIDATES)]
         path = Path((self._source is RowSource.VALIDATION_FILE and inputs.validation) or inputs.train)
         positions = self._context.config.max_positions or MAX_PROMPT_TOKENS + SAMPLE_TOKENS
@@ -339,7 +339,7 @@ class _Evaluation:
             rows_available=len(self._places),
             preferred=self._preferred,
             precision=_precision(self._context),
-            answers_from=AnswerSource.TRAINER if self._answers.samples else None,
+            answers_from=AnswerSource.TRAINER if self._answers.samples or self._answers.general else None,
             sample_answers=self._answers.samples,
             general_answers=self._answers.general,
             notes=tuple(self.notes),

@@ -181,6 +181,7 @@ def test_an_operator_leaves_the_answers_out(tiny, plain, tmp_path, monkeypatch):
     monkeypatch.setenv(SAMPLES_VARIABLE, "0")
     bare = tiny.train(run, tmp_path / "bare")
     assert evaluation_of(bare).sample_answers == ()
+    assert evaluation_of(bare).general_answers == evaluation_of(whole).general_answers != ()
     assert ROWS[1]["response"] not in (bare / CARD_NAME).read_text()
     assert evaluation_of(bare).loss == evaluation_of(whole).loss
     assert adapter_bytes(bare) == adapter_bytes(whole)
