@@ -39,7 +39,7 @@ from shared.contract.sections import DEFAULT_MODEL_ID
 from shared.contract.values import describe_arguments
 from shared.counted_nouns import counted
 from shared.datasets.reader import count_lines
-from shared.errors import Code, ContractRejected, MensError, NotFound
+from shared.errors import Code, ContractRejected, MensError
 from shared.preflight.parents import planned_parent
 from shared.preflight.types import InputFile, JobRequest, Preflight, ServingLimits
 from shared.settings import Settings, read_settings
@@ -188,12 +188,7 @@ def _base(named: Any) -> tuple[BaseModelEntry, Path]:
     settings = read_settings(Settings)
     if named:
         return entry_and_folder(settings, str(named))
-    try:
-        default = load_catalog(settings.catalog_path).get_default(DEFAULT_MODEL_ID)
-    except NotFound as error:
-        error.remedy = "Choose one of them with --model, or add the model with `mens base add`."
-        raise
-    return entry_and_folder(settings, default.name)
+    return entry_and_folder(settings, load_catalog(settings.catalog_path).get_default(DEFAULT_MODEL_ID).name)
 
 
 def entry_and_folder(settings: Settings, model: str) -> tuple[BaseModelEntry, Path]:

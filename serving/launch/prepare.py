@@ -84,8 +84,7 @@ def prepare(settings: ServingSettings) -> Launch:
     dtype = choose_dtype(settings, config)
     stored = stored_rank(open_storage(settings), entry)
     memory = settings.serving_memory_bytes or allowed_memory()
-    sizes = choose_sizes(settings, config, dtype=dtype, stored_rank=stored, memory=memory)
-    cache = choose_cache(settings, config, sizes, dtype=dtype, own_len=own_length(config, folder), memory=memory)
+    sizes, cache = fitted(settings, config, dtype, stored, own_length(config, folder), memory)
     check_free(settings, cache, weight_bytes(config, dtype), available_memory())
     threads = settings.serving_cpu_threads or cpu_threads(config, allowed_cores())
     tokenizer: Tokenizer | None = None
@@ -95,6 +94,25 @@ def prepare(settings: ServingSettings) -> Launch:
     parsers = choose_parsers(settings, tokenizer)
     ends = served_end_ids(tokenizer, config)
     return Launch(settings, folder, entry.digest, config, dtype, sizes, cache, threads, parsers, ends)
+
+
+def fitted(
+    settings: ServingSettings, config: ModelConfig, dtype: str, stored: int, own_len: int | None, memory: int
+) -> tuple[LoraSizes, CacheSizes]:
+    """Return the sizes of adapters, and the served length with its KV cache.
+
+    Raises:
+        InvalidRequest: ``BASE_DOES_NOT_FIT``, ``ADAPTERS_DO_NOT_FIT``.
+    """
+    try:
+        sizes = choose_sizes(settings, config, dtype=dtype, stored_rank=stored, memory=memory)
+    except InvalidRequest as error:
+        # Adapters may have a share of the memory. Where the base does not fit with them either, a larger share does not help.
+        needed = error.details["needed_bytes"]
+        least = LoraSizes(error.details["rank"], 1, 1, adapter_bytes=needed, room=needed)
+        choose_cache(settings, config, least, dtype=dtype, own_len=own_len, memory=memory)
+        raise
+    return sizes, choose_cache(settings, config, sizes, dtype=dtype, own_len=own_len, memory=memory)
 
 
 def check_signature(settings: ServingSettings, entry: BaseModelEntry, folder: Path) -> None:

@@ -9,7 +9,7 @@ Its digest covers the bytes of every file that decides what the model generates:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -177,14 +177,11 @@ class Catalog(ModelValue):
         Raises:
             NotFound: ``MODEL_NOT_FOUND``: several qualify, or none does.
         """
-        try:
-            return self.get(name)
-        except NotFound as error:
-            for bases in (self.bases, [base for base in self.bases if serves_adapters_of(base.digest)]):
-                if len(bases) == 1:
-                    return bases[0]
-            error.message = f"The request does not name a model, so the default is used. {error.message}"
-            raise
+        defaults = [base for base in self.bases if base.name == name]
+        for bases in (defaults, self.bases, [base for base in self.bases if serves_adapters_of(base.digest)]):
+            if len(bases) == 1:
+                return bases[0]
+        raise unnamed_base([base.name for base in self.bases])
 
     def having(self, entry: BaseModelEntry) -> Catalog:
         """Return this catalogue with the entry added, or replaced if its name exists."""
@@ -194,6 +191,18 @@ class Catalog(ModelValue):
     def without(self, name: str) -> Catalog:
         """Return this catalogue without the entry of that name."""
         return Catalog(bases=[base for base in self.bases if base.name != name])
+
+
+def unnamed_base(names: Sequence[str]) -> NotFound:
+    """Return the error for a request without a model, in an installation that has these bases, of which none is the default."""
+    if not names:
+        what, remedy = "the catalogue has none", "Add one by `mens base add`, or plan for a folder by `--model FOLDER`."
+    else:
+        what, remedy = (
+            f"the catalogue has several: {', '.join(names)}",
+            f"Name one, on the command line by `--model {names[0]}`.",
+        )
+    return NotFound(Code.MODEL_NOT_FOUND, f"No base model was named, and {what}.", remedy=remedy, param="model")
 
 
 def load_catalog(path: Path) -> Catalog:

@@ -45,6 +45,7 @@ from cli.options import (
     parse_template_arguments,
 )
 from cli.output import plain_console
+from shared.base_models.catalog import unnamed_base
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.choices import BaseQuant, DataMode
 from shared.contract.contracts import FineTuneContract
@@ -255,11 +256,11 @@ def find_base(named: Any) -> dict[str, Any]:
     if not named and (only := next((candidates for candidates in (models, served) if len(candidates) == 1), None)):
         return only[0]
     bases = [model["id"] for model in models]
-    is_default = f"No model was named, and the default, {name!r}, is not in this installation's catalogue"
-    what = f"The base model {name!r} is not in this installation's catalogue" if named else is_default
+    if not named:
+        raise unnamed_base(bases)
     raise NotFound(
         Code.MODEL_NOT_FOUND,
-        f"{what} (it has: {', '.join(bases) or 'none yet'}).",
+        f"The base model {name!r} is not in this installation's catalogue (it has: {', '.join(bases) or 'none yet'}).",
         remedy=f"Name one of them: --model {bases[0]}." if bases else "Add one: `mens base add`.",
         param="model.hf_repo",
     )

@@ -166,7 +166,9 @@ def test_only_base_is_taken_where_a_contract_names_none(
     save_catalog(path, Catalog(bases=[base, base.model_copy(update={"name": "other"})]))
     error = client.post("/v1/jobs", json=job_body).json()["error"]
     assert error["mens"]["code"] == "MODEL_NOT_FOUND"
-    assert error["message"].startswith("The request does not name a model, so the default is used. The base model")
+    assert error["message"].startswith(
+        f"No base model was named, and the catalogue has several: {BASE}, other. Name one"
+    )
 
 
 def test_job_keeps_its_preflight(client: TestClient, job_body: dict[str, Any]) -> None:

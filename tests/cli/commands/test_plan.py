@@ -88,11 +88,11 @@ def test_model_is_by_default_the_contract_files(base: Path, rows: Path, tmp_path
     assert json.loads(result.output)["plan"]["base"]["name"] == "tiny"
 
 
-def test_a_missing_default_base_is_said_to_be_the_default(rows: Path, base: Path) -> None:
+def test_plan_without_a_base_says_how_to_get_one(rows: Path, base: Path) -> None:
     shown = runner.invoke(app, ["plan", str(rows)])
     assert shown.exit_code == 1
-    assert "MODEL_NOT_FOUND: The request does not name a model, so the default is used." in shown.output
-    assert "(available: none yet)" in shown.output and "--model" in shown.output
+    assert "MODEL_NOT_FOUND: No base model was named, and the catalogue has none." in shown.output
+    assert "mens base add" in shown.output and "--model FOLDER" in shown.output
 
 
 def test_only_base_of_the_catalogue_is_taken_where_none_is_named(rows: Path, base: Path, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_only_base_of_the_catalogue_is_taken_where_none_is_named(rows: Path, bas
     shown = runner.invoke(app, ["plan", str(rows), "--json"])
     assert json.loads(shown.output)["plan"]["base"]["name"] == "mine"
     save_catalog(tmp_path / "home" / "catalog.json", Catalog(bases=[entry, entry.model_copy(update={"name": "other"})]))
-    assert "(available: mine, other)" in runner.invoke(app, ["plan", str(rows)]).output
+    assert "the catalogue has several: mine, other." in runner.invoke(app, ["plan", str(rows)]).output
 
 
 def test_every_field_is_a_flag_as_in_train(base: Path, rows: Path) -> None:

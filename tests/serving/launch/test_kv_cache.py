@@ -19,6 +19,7 @@ from serving.launch.kv_cache import (
     weight_bytes,
 )
 from serving.launch.lora_capacity import LoraSizes
+from serving.launch.prepare import fitted
 from serving.settings import ServingSettings
 from shared.base_models.config import parse_model_config
 from shared.errors import MensError
@@ -69,6 +70,17 @@ def test_little_memory_shortens_the_length_and_says_so() -> None:
     sizes = choose(SMOLLM2, 3 * GIB // 2)
     assert sizes.max_model_len and LEAST_TOKENS <= sizes.max_model_len < 8192 == sizes.own_len
     assert "of the base's 8,192" in str(sizes)
+
+
+@pytest.mark.parametrize("memory", [GIB // 2, GIB, 5 * GIB // 4])
+def test_base_that_does_not_fit_with_its_adapters_is_named_before_them(memory: int) -> None:
+    def fit(memory: int) -> CacheSizes:
+        return fitted(ServingSettings(serving_base="b"), CONFIGS[1], "float32", 0, 8192, memory)[1]
+
+    with pytest.raises(MensError) as caught:
+        fit(memory)
+    assert (caught.value.code, caught.value.param) == ("BASE_DOES_NOT_FIT", "MENS_SERVING_MEMORY_BYTES")
+    assert fit(caught.value.details["needed_bytes"]).max_model_len, "what the error says is enough"
 
 
 def test_base_without_room_is_refused_with_both_sizes_and_the_settings() -> None:
