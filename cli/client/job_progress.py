@@ -153,8 +153,8 @@ def describe_progress(job: dict[str, Any]) -> str:
 
 
 def remaining(eta: float | None, state: str) -> list[str]:
-    """Return the remaining time as a part of a line; an empty list unless the job is running.
+    """Return the remaining time of a job's stage as a part of a line; an empty list unless the job is running.
 
     The estimate of an earlier run is not valid for a job that waits, is paused or has ended.
     """
-    return [f"ETA {eta // 60:.0f}:{eta % 60:02.0f}"] if eta and state == "running" else []
+    return [f"stage ends in {eta // 60:.0f}:{eta % 60:02.0f}"] if eta and state == "running" else []

@@ -270,7 +270,7 @@ def _change(
         return f"{'better' if mean >= 0 else 'worse'} by {amount(mean)}{where} (too few rows to be sure)"
     low, high = sorted(sign * end for end in interval)
     if low <= 0 <= high:
-        return f"no clear difference: between {amount(low)} worse and {amount(high)} better{where}"
+        return f"not certain: between {amount(low)} worse and {amount(high)} better{where}"
     near, far = sorted((abs(low), abs(high)))
     word = "better" if low > 0 else "worse"
     return (

@@ -171,7 +171,6 @@ def test_chat_prints_the_answer_of_the_tuned_model(real: Installation, tuned: di
     assert json.loads(done.stdout).keys() == FIELDS
 
 
-@pytest.mark.long  # the same on the tiny base: tests/system/test_evals.py
 def test_evaluation_compares_the_tuned_model_with_its_base(real: Installation, tuned: dict[str, Any]) -> None:
     rows = real.stack.home / "held-out.jsonl"
     rows.write_bytes(tickets("tickets.heldout.jsonl", HELD_OUT_ROWS))
@@ -230,7 +229,6 @@ def test_reported_loss_of_an_nf4_job_on_the_served_twin_is_that_of_peft(tmp_path
     assert measured["served"]["loss"]["tuned"] == pytest.approx(own, rel=0.02)
 
 
-@pytest.mark.long  # importing by itself: tests/worker/jobs/test_adapter_import.py
 def test_exported_adapter_is_imported_back_and_certified(
     real: Installation, tuned: dict[str, Any], tmp_path: Path
 ) -> None:

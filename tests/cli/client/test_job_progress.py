@@ -74,7 +74,7 @@ def test_job_that_was_queued_again_shows_its_place_and_no_remaining_time(monkeyp
     console = Console(file=io.StringIO(), force_terminal=False)
     follow("ftjob-1", console, Connection("http://api", "key"))
     assert console.file.getvalue().splitlines() == [
-        "train  step 140/1000  loss 1.500  ETA 0:26",
+        "train  step 140/1000  loss 1.500  stage ends in 0:26",
         "queued  2 in the queue. A job before it is older.",
         "succeeded  step 140/1000  loss 1.500",
     ]
@@ -83,7 +83,7 @@ def test_job_that_was_queued_again_shows_its_place_and_no_remaining_time(monkeyp
 @pytest.mark.parametrize("state", ["queued", "paused", "failed"])
 def test_remaining_time_is_of_running_jobs_alone(state: str) -> None:
     assert describe_progress({"state": state, "progress": PROGRESS}) == "step 140/1000  loss 1.500"
-    assert describe_progress({"state": "running", "progress": PROGRESS}).endswith("ETA 0:26")
+    assert describe_progress({"state": "running", "progress": PROGRESS}).endswith("stage ends in 0:26")
 
 
 @pytest.mark.parametrize("queue", [{}, {"queue": None}])
@@ -121,7 +121,7 @@ def respond(monkeypatch: pytest.MonkeyPatch, *script: httpx.Response | Exception
             PROGRESS | SelfEvaluationProgress(activity="sample_answers", items_done=3, items_total=8).model_dump(),
             "sample answers 3/8",
         ),
-        (EvaluationProgress(items_done=2, items_total=60, eta_seconds=90.0).model_dump(), "item 2/60  ETA 1:30"),
+        (EvaluationProgress(items_done=2, items_total=60, eta_seconds=90.0).model_dump(), "item 2/60  stage ends in 1:30"),
         ({"items_done": 2, "items_total": 60}, "item 2/60"),
         ({"kind": "a later release's"}, ""),
     ],

@@ -72,7 +72,7 @@ def test_alias_that_stayed_is_said_to_have_stayed() -> None:
 
 def test_progress_is_that_of_the_summary() -> None:
     progress = {"step": 3, "total_steps": 90, "train_loss": 0.5, "eta_seconds": 62.0}
-    assert shown(**progress, state="running")["progress"] == "3/90  loss 0.500  ETA 1:02"
+    assert shown(**progress, state="running")["progress"] == "3/90  loss 0.500  stage ends in 1:02"
     assert shown(**progress, state="paused")["progress"] == "3/90  loss 0.500"
     assert shown(step=1, total_steps=2)["progress"] == "1/2"
     assert shown(step=0, total_steps=None)["progress"] == ""

@@ -122,7 +122,7 @@ def test_what_is_served_comes_first_and_answers_are_counted() -> None:
     lines = summarize(served(1.3))
     assert lines[1:] == [
         (
-            "served (original weights, float32, 12 of these rows): loss 1.9000 -> 1.3000 nats per token; no clear difference:"
+            "served (original weights, float32, 12 of these rows): loss 1.9000 -> 1.3000 nats per token; not certain:"
             " between 0.1000 worse and 0.9000 better on an average row"
         ),
         (
