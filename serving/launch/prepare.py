@@ -99,10 +99,8 @@ def prepare(settings: ServingSettings) -> Launch:
 def fitted(
     settings: ServingSettings, config: ModelConfig, dtype: str, stored: int, own_len: int | None, memory: int
 ) -> tuple[LoraSizes, CacheSizes]:
-    """Return the sizes of adapters, and the served length with its KV cache.
-
-    Raises:
-        InvalidRequest: ``BASE_DOES_NOT_FIT``, ``ADAPTERS_DO_NOT_FIT``.
+    """Return the sizes of adapters, and the served length with its KV cache; raise the error of `choose_cache`, else that of
+    `choose_sizes`, if the memory is too small.
     """
     try:
         sizes = choose_sizes(settings, config, dtype=dtype, stored_rank=stored, memory=memory)

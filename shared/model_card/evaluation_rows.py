@@ -198,7 +198,7 @@ def answer_in_time(
 
     Args:
         deadline: monotonic seconds. A batch that began before it is finished. The general questions and the first
-            samples are always asked: without them nobody would see what a short training has cost.
+            samples are always requested, because a short training can cost a model much of what it knew.
         advance: called with an activity, how much of it is done, and its total.
     """
     base: list[WrittenAnswer] = []

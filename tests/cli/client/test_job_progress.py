@@ -121,7 +121,10 @@ def respond(monkeypatch: pytest.MonkeyPatch, *script: httpx.Response | Exception
             PROGRESS | SelfEvaluationProgress(activity="sample_answers", items_done=3, items_total=8).model_dump(),
             "sample answers 3/8",
         ),
-        (EvaluationProgress(items_done=2, items_total=60, eta_seconds=90.0).model_dump(), "item 2/60  stage ends in 1:30"),
+        (
+            EvaluationProgress(items_done=2, items_total=60, eta_seconds=90.0).model_dump(),
+            "item 2/60  stage ends in 1:30",
+        ),
         ({"items_done": 2, "items_total": 60}, "item 2/60"),
         ({"kind": "a later release's"}, ""),
     ],
