@@ -166,7 +166,7 @@ def _bad_line(number: int, reason: str) -> InvalidRequest:
         Code.EVAL_ITEMS_INVALID,
         f"Line {number}: {reason}",
         remedy='Each line is {"item": {…}}, and may have "sample": {…}.',
-        param="data_source.source",
+        param="data_source.source.id",
         details={"errors": [{"item": number - 1, "line": number, "reason": reason}]},
     )
 

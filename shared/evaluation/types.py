@@ -5,7 +5,6 @@ OpenAI's specification names the shapes (`openapi.yaml`, "Evals"); a block ``men
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,8 +16,10 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StringConstraints,
+    ValidationError,
     model_validator,
 )
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from shared.graders.types import (
     GraderMessage,
@@ -61,6 +62,11 @@ class StoredConfig(GraderValue):
 DataSourceConfig = Annotated[CustomConfig | StoredConfig, Field(discriminator="type")]
 
 
+def _fault(error: PydanticCustomError, number: int, field: str) -> InitErrorDetails:
+    """Return the fault of a criterion's field. A `ValueError` of the eval would not name the field."""
+    return InitErrorDetails(type=error, loc=("testing_criteria", number, field), input=None)
+
+
 class EvalSpec(GraderValue):
     """An eval: its data and its criteria."""
 
@@ -69,12 +75,18 @@ class EvalSpec(GraderValue):
 
     @model_validator(mode="after")
     def _criteria_are_complete(self) -> EvalSpec:
-        names = Counter(criterion.name for criterion in self.testing_criteria)
-        if twice := [name for name, count in names.items() if count > 1]:
-            raise ValueError(f"testing_criteria has the name {twice[0]!r} twice; names must be unique")
+        faults: list[InitErrorDetails] = []
+        names: set[str] = set()
         for number, criterion in enumerate(self.testing_criteria):
+            if criterion.name in names:
+                error = PydanticCustomError("same_name", "another criterion has this name")
+                faults.append(_fault(error, number, "name"))
+            names.add(criterion.name)
             if isinstance(criterion, TextSimilarity) and criterion.pass_threshold is None:
-                raise ValueError(f"testing_criteria.{number} needs a pass_threshold, the lowest score that passes")
+                error = PydanticCustomError("missing", "an eval needs the lowest score that passes")
+                faults.append(_fault(error, number, "pass_threshold"))
+        if faults:
+            raise ValidationError.from_exception_data(type(self).__name__, faults)
         return self
 
 

@@ -123,7 +123,7 @@ def test_refusals_are_shown_at_their_fields(
         expect(create).to_be_enabled()
         create.click()
         alert = page.get_by_role("group", name="Check 3").get_by_role("alert")
-        expect(alert).to_contain_text("pass_threshold")
+        expect(alert).to_contain_text("lowest score that passes")
         page.get_by_role("button", name="Remove check 3").click()
         create.click()
         expect(page.get_by_role("group", name="Check 2").get_by_role("alert")).to_contain_text("cobol")

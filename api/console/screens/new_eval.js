@@ -18,7 +18,7 @@ const FILES = "/v1/files?limit=100&order=desc";
 const QUESTIONS = ["messages", "question", "prompt", "input"];
 const EXPECTED = ["expected", "answer", "reference", "response"];
 const LABELS = /** @type {Record<string, string>} */ ({
-  name: "Name", "source.id": "File", "data_source.model": "Model", model: "Model", incumbent: "Against", samples: "Answers to each question",
+  name: "Name", "source.id": "File", source: "File", "metadata.question": "Question", "metadata.file": "File", "data_source.model": "Model", model: "Model", incumbent: "Against", samples: "Answers to each question",
   temperature: "Temperature", max_completion_tokens: "Most tokens", input_messages: "Question",
 });
 
@@ -32,14 +32,6 @@ function labelOf(path) {
 /** What a refusal says of the field whose path ends so. @param {Record<string, string>} faults @param {string} end */
 function faultAt(faults, end) {
   return Object.entries(faults).find(([path]) => path === end || path.endsWith(`.${end}`))?.[1];
-}
-
-/** What a refusal says of the fields of an eval. @param {any} error */
-function faultsOfEval(error) {
-  const faults = faultsOf(error);
-  // A criterion that is not complete is a fault of the whole body, which names it.
-  const said = /testing_criteria\.\d+/.exec(error?.message || "");
-  return said && !Object.keys(faults).length ? { [said[0]]: error.message.replace(/^[^:]*: /, "") } : faults;
 }
 
 /** What a refusal says of a criterion. @param {Record<string, string>} faults @param {(place: number) => boolean} isMeant */
@@ -152,7 +144,7 @@ export function NewEval() {
   useEffect(() => setError(null), [JSON.stringify(body)]);
   if (missing) return html`<p class="crumbs"><a href="#/evals">Evals</a></p>${h(Empty, { title: "New eval", children: html`<p>Making an eval ${missing}.</p>` })}`;
   if (!files.data || !models.data) return h(NotThere, { title: "New eval", error: files.error || models.error, retry: () => (files.reload(), models.reload()) });
-  const faults = faultsOfEval(error);
+  const faults = faultsOf(error);
   const reason = !file ? "choose rows first" : !rows.isHere ? "the rows are being read" : !rows.items.length ? "the file has no rows" : parsed.fault ? "correct what is marked first" : !body.testing_criteria.length ? "add a check first" : "";
   const create = async () => {
     if (reason || isBusy) return;
@@ -173,7 +165,7 @@ export function NewEval() {
     <div class="head"><h1>New eval</h1>${h(CopyAs, { curl: asCurl("/v1/evals", { json: body }), python: asHttpx("/v1/evals", { json: body }), mens: ["mens eval run rows.jsonl --model NAME", ...optionsOf(checks, quoted), ...(parsed.graders.length ? ["--grader graders.json"] : [])].join(" ") })}</div>
     <form class="stack narrow" aria-label="New eval" onSubmit=${(/** @type {Event} */ event) => event.preventDefault()}>
       <section class="card stack" aria-label="Rows"><h2>Rows</h2>
-        ${h(Rows, { files: files.data.data, file, rows, question })}
+        ${h(Rows, { files: files.data.data, file, rows, question, fault: faultAt(faults, "metadata.file"), questionFault: faultAt(faults, "metadata.question") })}
         ${rows.items.length > 0 && h(Select, { path: "expected", label: "Expected answer", value: expected, set: (value) => set({ expected: value }), options: rows.fields.map((field) => [field.name, plain(field.name, 60)]), nothing: "none",
           hint: having ? (having.count < rows.items.length ? `${whole(having.count)} of the first ${counted(rows.items.length, "row")} have it; a check that reads it refuses the others` : "each row's own") : "checks against it need one" })}
         ${h(FirstItem, { item: rows.items[0] })}
@@ -279,7 +271,7 @@ export function NewEvalRun({ one, last }) {
       <section class="card stack" aria-label="Models"><h2>Models</h2>
         ${h(Select, { path: "model", label: "Model", value: query.get("model") || "", options, nothing: "choose a model", set: (value) => set({ model: value }), fault: faultAt(faults, "data_source.model") })}
         ${h(Select, { path: "against", label: "Against", value: query.get("against") || "", options, nothing: "no other model", hint: "a second model gets the same questions; lost and gained answers are marked", set: (value) => set({ against: value }), fault: faultAt(faults, "incumbent") })}</section>
-      <section class="card stack" aria-label="Rows"><h2>Rows</h2>${h(Rows, { files: files.data.data, file, rows, question, fault: faultAt(faults, "source.id"), questionFault: faultAt(faults, "input_messages") })}${h(FirstItem, { item: rows.items[0] })}</section>
+      <section class="card stack" aria-label="Rows"><h2>Rows</h2>${h(Rows, { files: files.data.data, file, rows, question, fault: faultAt(faults, "source.id") || faultAt(faults, "source"), questionFault: faultAt(faults, "input_messages") })}${h(FirstItem, { item: rows.items[0] })}</section>
       <section class="card stack" aria-label="Answers"><h2>Answers</h2><div class="fields">
         ${number("max", "Most tokens", "512", "max_completion_tokens")}${number("temperature", "Temperature", "0", "temperature")}
         ${number("samples", "Answers to each question", "1", "samples", "more than one needs a temperature above 0")}</div>
