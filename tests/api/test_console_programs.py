@@ -43,7 +43,7 @@ globalThis.document = {
 };
 const { bodyOf, fileOf, flat, optionsOf, parametersOfFile, parametersOfJob, sourceOf } = await import("./lib/contract.js");
 const { paced } = await import("./lib/pace.js");
-const { counted, preferredAnswers } = await import("./lib/format.js");
+const { counted, difference, percent, preferredAnswers } = await import("./lib/format.js");
 const { gradersOf, itemOf, METRICS } = await import("./lib/evals.js");
 const { quoted } = await import("./parts/copy_as.js");
 const { blocks } = await import("./screens/playground.js");
@@ -333,6 +333,19 @@ def test_pairs_are_counted_by_preferred_answer(program: Path) -> None:
         "On 23 of 24 pairs the tuned model finds the preferred answer more likely, per token; the parent, on 11; difference 25.0 to 75.0 points (95 %).",
         "0 rows",
     ]
+
+
+def test_differences_are_written_as_people_write_them(program: Path) -> None:
+    pairs = [[18.6, 1], [19_601, 1000], [1960, 1], [10, 1], [2, 1], [-1, 1], [1, 1.0001], [0.34, 1], [50, -1], [0, 5]]
+    assert run(program, f"{pairs}.map(([value, of]) => difference(value, of))") == [
+        "19 times", "20 times", "1,960 times", "+900 %", "+100 %", "\u2212200 %", "the same", "\u221266 %", "+5,100 %", "\u2212100 %",
+    ]  # fmt: skip
+
+
+def test_only_all_is_a_hundred_percent_and_only_nothing_is_zero(program: Path) -> None:
+    assert run(program, "[0, 0.0001, 0.1234, 0.9996, 1, 12, null].map(percent)") == [
+        "0.0 %", "< 0.1 %", "12.3 %", "> 99.9 %", "100.0 %", "1200.0 %", "\u2013",
+    ]  # fmt: skip
 
 
 def test_checks_become_the_graders_of_the_command_line(program: Path, tmp_path: Path) -> None:

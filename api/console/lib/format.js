@@ -60,9 +60,20 @@ export function size(bytes) {
   return `${Number((bytes / 1000 ** power).toPrecision(3))} ${names[power - 1]}`;
 }
 
-/** @param {number | null | undefined} fraction */
+/** A share. Only all is 100.0 %, and only nothing is 0.0 %. @param {number | null | undefined} fraction */
 export function percent(fraction) {
-  return fraction === null || fraction === undefined ? NONE : `${(100 * fraction).toFixed(1)} %`;
+  if (fraction === null || fraction === undefined) return NONE;
+  if (fraction > 0 && fraction < 0.0005) return "< 0.1 %";
+  return fraction < 1 && fraction >= 0.9995 ? "> 99.9 %" : `${(100 * fraction).toFixed(1)} %`;
+}
+
+/** How a value differs from another: in percent, or as a multiple of at least eleven. @param {number} value @param {number} of */
+export function difference(value, of) {
+  const part = (100 * (value - of)) / Math.abs(of);
+  if (Math.abs(part) < 0.05) return "the same";
+  if (part >= 1000 && of > 0) return `${whole(value / of)} times`;
+  const digits = Math.abs(part) < 1000 ? short(Math.abs(part)) : whole(Math.abs(part));
+  return `${part > 0 ? "+" : "−"}${digits} %`;
 }
 
 /** @param {number | null | undefined} seconds */

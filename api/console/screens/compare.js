@@ -3,7 +3,7 @@ import { useEffect, useMemo, useState } from "../vendor/preact-hooks.js";
 import { address, change, to } from "../lib/address.js";
 import { load, useObjects } from "../lib/cache.js";
 import { ApiError, call } from "../lib/client.js";
-import { content, duration, loss, percent, plain, short, size, tail, whole } from "../lib/format.js";
+import { content, difference, duration, loss, percent, plain, short, size, tail, whole } from "../lib/format.js";
 import { paced } from "../lib/pace.js";
 import { connection, onChanges } from "../lib/stream.js";
 import { Chart, smoothed } from "../parts/chart.js";
@@ -158,10 +158,9 @@ function Results({ data, runs }) {
  * @param {string} path
  */
 function relative(value, of, path) {
-  const part = (100 * (value - of)) / Math.abs(of);
-  if (Math.abs(part) < 0.05) return "the same";
-  const word = LARGER.includes(path) ? (part > 0 ? ", better" : ", worse") : SMALLER.includes(path) ? (part < 0 ? ", better" : ", worse") : "";
-  return `${part > 0 ? "+" : "−"}${short(Math.abs(part))} %${word}`;
+  const text = difference(value, of);
+  const isGood = LARGER.includes(path) ? value > of : SMALLER.includes(path) ? value < of : null;
+  return isGood === null || text === "the same" ? text : `${text}, ${isGood ? "better" : "worse"}`;
 }
 
 /** @param {{data: any, runs: any[], query: URLSearchParams}} props */
