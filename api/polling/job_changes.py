@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Iter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from anyio import CapacityLimiter, to_thread
 from fastapi.sse import ServerSentEvent, format_sse_event
@@ -29,6 +29,12 @@ from shared.database.records import Kind
 from shared.database.tenancy import TenantName
 from shared.errors import MensError
 
+CURSOR_HEADER = "X-Mens-Last-Event-ID"
+CURSOR_MEANING = "Send it as `Last-Event-ID` to `GET /v1/events`: the stream then begins with everything that has changed since this response was made."
+HAS_CURSOR: dict[int | str, dict[str, Any]] = {
+    200: {"headers": {CURSOR_HEADER: {"description": CURSOR_MEANING, "schema": {"type": "string"}}}}
+}
+"""Description of a response that names where the stream of changes begins."""
 OVERLAP = timedelta(seconds=10)
 """How far back each reading goes: a transaction may end this long after the time of its changes."""
 PROGRESS_SECONDS = 2.0

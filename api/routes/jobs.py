@@ -14,6 +14,7 @@ from api.errors import UNKNOWN_KIND, ErrorAnswer, declared_of_other_type
 from api.evaluation import submit_run
 from api.openai.fine_tuning import event_seq
 from api.openai.types import Metadata
+from api.polling.job_changes import CURSOR_HEADER, HAS_CURSOR
 from api.polling.queue_places import QueuePlace, job_etag, page_etag
 from api.services import ServicesDep
 from api.submission import (
@@ -46,12 +47,7 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
 
 EVENTS_PER_POLL = 500
 LOG_BYTES = 1 << 16
-CURSOR_HEADER = "X-Mens-Last-Event-ID"
-CURSOR_MEANING = "Send it as `Last-Event-ID` to `GET /v1/events`: the stream then begins with everything that has changed since this response was made."
-POLLED: dict[int | str, dict[str, Any]] = {
-    200: {"headers": {CURSOR_HEADER: {"description": CURSOR_MEANING, "schema": {"type": "string"}}}},
-    304: {"description": "Not changed."},
-}
+POLLED: dict[int | str, dict[str, Any]] = {**HAS_CURSOR, 304: {"description": "Not changed."}}
 Text = Annotated[str | None, Query(max_length=128, pattern=NO_NUL)]
 
 

@@ -278,6 +278,61 @@ def test_change_between_the_first_answers_and_the_stream_is_shown(
         expect(badge).to_have_class(re.compile("cancelled"))
 
 
+@pytest.mark.parametrize("screen", ["evals", "gates", "playground", "usage"])
+def test_change_before_the_stream_is_shown_on_other_screens(
+    visitor: Visitor,
+    installation: Installation,
+    state: StorageState,
+    tuned: dict[str, Any],
+    evaluated: tuple[str, str],
+    screen: str,
+) -> None:
+    """As above: the first answer of each screen says where its stream begins."""
+    eval_id, run_id = evaluated
+    name = f"between-{secrets.token_hex(3)}"
+    job_id = installation.train(name=name, publish=False, epochs=500) if screen == "usage" else ""
+    address = {"evals": f"#/evals/{eval_id}", "usage": "#/usage?by=job"}.get(screen, f"#/{screen}")
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    def act() -> None:
+        if screen == "usage":
+            installation.call("POST", f"/v1/jobs/{job_id}/cancel")
+            installation.wait(job_id, lambda job: job["state"] == "cancelled")
+        elif screen == "evals":
+            source = installation.call("GET", f"/v1/evals/{eval_id}/runs/{run_id}")["data_source"]
+            request = {"name": name, "data_source": source}
+            run = installation.call("POST", f"/v1/evals/{eval_id}/runs", json=request)
+            installation.call("POST", f"/v1/jobs/{run['id']}/pause")  # its later changes would show it too
+        else:
+            alias = {"adapter": tuned["result"]["adapter_id"], "reason": "Between."}
+            installation.call("PUT", f"/v1/aliases/{name}", json=alias)
+
+    with visitor.visit(state) as (other, _), visitor.visit(state, hash_="#/nowhere") as (page, _):
+        if job_id:
+            installation.wait_for_step(job_id, 1)
+        other.locator(".connection.live").wait_for()
+        page.locator(".connection.live").wait_for()
+        page.route("**/v1/events", hold)
+        page.goto(f"{visitor.url}/{address}")
+        page.reload()
+        shown = page.locator(f'a[href$="{job_id or name}"], option[value="{name}"]')
+        if screen == "evals":
+            shown = page.get_by_role("link", name=name)
+        page.locator("main table, main select").first.wait_for()
+        expect(shown).to_have_count(0)
+        while not held:
+            page.wait_for_timeout(20)
+        act()
+        expect(shown).to_have_count(0)
+        held[0].continue_()
+        expect(shown).not_to_have_count(0)
+    if screen in ("gates", "playground"):
+        installation.call("DELETE", f"/v1/aliases/{name}")
+
+
 def test_page_of_a_revoked_key_says_so_and_asks_nothing_more(
     visitor: Visitor, installation: Installation, tuned: dict[str, Any]
 ) -> None:

@@ -112,8 +112,8 @@ export function firstAnswer() {
 let begins;
 
 /**
- * The id from which the stream of changes has what the first jobs of this page do not, known when they have arrived. Empty: it asked
- * for none first; undefined: it asked for nothing, because nobody was signed in.
+ * The id from which the stream of changes has what the first answers of this page do not, known when they have arrived. Empty: they
+ * name none; undefined: it asked for nothing, because nobody was signed in.
  */
 export function firstCursor() {
   return begins;
@@ -136,7 +136,6 @@ async function complete(response) {
 function sendFirst(half) {
   const { parts, query } = readAddress(location.hash);
   const [screen = "jobs", id = ""] = parts;
-  begins = Promise.resolve("");
   /** @param {string} path @param {Promise<unknown>} [before] its answer is waited for */
   const send = (path, before) => {
     const answer = (before ? before.then(() => {}, () => {}).then(() => fetchAs(path, half)) : fetchAs(path, half)).then(complete);
@@ -154,7 +153,7 @@ function sendFirst(half) {
     if (counts) send(counts, list); // the API counts while the rows are drawn, and not while it reads them
     return;
   }
-  send("/v1/me");
+  begins = earliest([send("/v1/me")]); // a screen asks when it is known who looks
   if (screen === "runs" && id) {
     begins = earliest([send(jobPath(id)), send(eventsPath(id, 0))]);
     const { from, until } = shownSteps(query);

@@ -4,10 +4,12 @@
  * Over HTTP/1.1 a browser has six connections for a host, so with a stream for each tab the seventh tab would never load. A tab
  * elects itself by Web Locks, and shares what it reads. A hidden tab reads nothing after 30 seconds.
  */
+import { useEffect, useRef } from "../vendor/preact-hooks.js";
 import { signal } from "../vendor/signals.js";
 import { refresh } from "./cache.js";
 import { ApiError, caller, endSignIn, send, storedHalf, succeed, traffic } from "./client.js";
 import { firstCursor } from "./first_calls.js";
+import { paced } from "./pace.js";
 
 const HIDDEN_AFTER = 30_000;
 const SILENT_AFTER = 40_000; // the API sends a comment every 15 s
@@ -45,6 +47,22 @@ export function onChanges(listener) {
   return () => listeners.delete(listener);
 }
 
+/**
+ * Ask again when something that is meant changes, and when nobody tells of changes; at most once in a time.
+ * @param {() => void} reload
+ * @param {(changed: any) => boolean} isMeant
+ * @param {number} [pause] ms
+ */
+export function useChanges(reload, isMeant, pause = 2000) {
+  const latest = useRef({ reload, isMeant });
+  latest.current = { reload, isMeant };
+  useEffect(() => {
+    const pace = paced(() => latest.current.reload(), pause);
+    const leave = onChanges((changes) => void (changes.some(({ event, data }) => ["poll", "reset"].includes(event) || (data?.id && latest.current.isMeant(data))) && pace.ask()));
+    return () => (pace.stop(), void leave());
+  }, []);
+}
+
 /** Versions of jobs as a list has shown them. @type {Map<string, number>} */
 const listed = new Map();
 
@@ -73,7 +91,7 @@ function deliver() {
     if (kinds.has("reset")) return true;
     const job = /^\/v1\/jobs\/([^/?]+)/.exec(url);
     if (job) return kinds.has("poll") || ids.has(decodeURIComponent(job[1]));
-    return (kinds.has("alias") || kinds.has("poll")) && /^\/v1\/(models|adapters|aliases)/.test(url);
+    return ((kinds.has("alias") || kinds.has("poll")) && /^\/v1\/(models|adapters|aliases)/.test(url)) || (kinds.has("receipt") && /^\/v1\/receipts/.test(url));
   });
 }
 

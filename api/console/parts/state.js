@@ -13,6 +13,7 @@ const STATES = {
   failed: ["failed", "✕"],
   cancelled: ["cancelled", "⊘"],
 };
+export const FINAL = ["succeeded", "failed", "cancelled"];
 const STAGES = {
   preflight: "checking", training: "training", publishing: "publishing", self_evaluation: "comparing", evaluating: "evaluating",
 };

@@ -10,7 +10,7 @@ import { Chart, smoothed } from "../parts/chart.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { whoOf } from "../parts/plan.js";
-import { Badge, Empty, Failure, Loading, NotThere, Stale } from "../parts/state.js";
+import { Badge, Empty, FINAL, Failure, Loading, NotThere, Stale } from "../parts/state.js";
 
 const TABS = [["", "overview"], ["settings", "settings"], ["answers", "answers"]];
 const SERIES = /** @type {Record<string, [string, (value: number | null) => string]>} */ ({
@@ -31,7 +31,6 @@ const LARGER = ["sample_answers.equal", "self_evaluation.token_accuracy.tuned", 
 const SMALLER = ["self_evaluation.loss.tuned", "last_train_loss", "last_val_loss", "memory.peak_bytes", "seconds", "gpu_minutes"];
 const COLOURS = 8;
 const DASHES = [undefined, [8, 4], [2, 3]];
-const FINAL = ["succeeded", "failed", "cancelled"];
 const PAUSE = 2000;
 const POINTS = 600;
 const MOST_ROWS = 50;

@@ -4,13 +4,12 @@ import { address, change, to } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
 import { ApiError, call, missingRole } from "../lib/client.js";
 import { content, counted, exact, model, plain, short, tail, whole } from "../lib/format.js";
-import { paced } from "../lib/pace.js";
-import { onChanges } from "../lib/stream.js";
+import { useChanges } from "../lib/stream.js";
 import { CopyAs, asCurl, openaiClient, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { useRowKeys } from "../parts/row_keys.js";
 import { useIsShown } from "../parts/shown.js";
-import { Badge, Empty, Fact, Failure, Loading, NotThere, Progress, Stale, Time } from "../parts/state.js";
+import { Badge, Empty, FINAL, Fact, Failure, Loading, NotThere, Progress, Stale, Time } from "../parts/state.js";
 import { NewEval, NewEvalRun } from "./new_eval.js";
 
 const PAGE = 50;
@@ -18,9 +17,6 @@ const ITEMS = 100;
 /** So many items are shown before a button brings more; a rare kind is looked for this long. */
 const SHOWN = 20;
 const MOST_CALLS = 20;
-/** A running eval is asked for again at most so often, ms. */
-const PAUSE = 2000;
-const FINAL = ["succeeded", "failed", "cancelled"];
 const FILTERS = [["", "all"], ["different", "only differences"], ["lost", "only lost"], ["gained", "only gained"], ["failed", "not passed"]];
 /** Statuses by which the API leaves out items before they are compared. */
 const STATUS = /** @type {Record<string, string>} */ ({ gained: "pass" });
@@ -30,21 +26,6 @@ export function Evals({ parts }) {
   if (parts[0] === "new") return h(NewEval, {});
   if (parts[1]) return h(Items, { key: parts[1], id: parts[0], run: parts[1] });
   return parts[0] ? h(Runs, { key: parts[0], id: parts[0] }) : h(List, {});
-}
-
-/**
- * Ask again when a job that is meant changes, and when nobody tells of changes.
- * @param {() => void} reload
- * @param {(id: string, kind: string | undefined) => boolean} isMeant
- */
-function useChanges(reload, isMeant) {
-  const latest = useRef({ reload, isMeant });
-  latest.current = { reload, isMeant };
-  useEffect(() => {
-    const pace = paced(() => latest.current.reload(), PAUSE);
-    const leave = onChanges((changes) => void (changes.some(({ event, data }) => ["poll", "reset"].includes(event) || (data?.id && latest.current.isMeant(data.id, data.kind))) && pace.ask()));
-    return () => (pace.stop(), void leave());
-  }, []);
 }
 
 function List() {
@@ -72,7 +53,7 @@ function Runs({ id }) {
   const { data, error, at, failures, reload } = useObject(path);
   useRowKeys("a.name");
   const missing = missingRole("trainer");
-  useChanges(reload, (job, kind) => kind === "evaluate" || !!data?.data.some((/** @type {any} */ run) => run.mens.job_id === job));
+  useChanges(reload, ({ id: job, kind }) => kind === "evaluate" || !!data?.data.some((/** @type {any} */ run) => run.mens.job_id === job));
   if (!one.data || !data) return h(NotThere, { title: "Eval", error: (!one.data && one.error) || error, retry: () => (one.reload(), reload()) });
   if (address.value.query.get("run") === "new" && !missing) return h(NewEvalRun, { one: one.data, last: after ? null : data.data[0] });
   return html`<p class="crumbs"><a href="#/evals">Evals</a></p>
@@ -146,7 +127,7 @@ function Items({ id, run }) {
   const kind = FILTERS.find(([name]) => name === address.value.query.get("show"))?.[0] || "";
   const path = `/v1/evals/${encodeURIComponent(id)}/runs/${encodeURIComponent(run)}`;
   const { data, error, at, failures, reload } = useObject(path);
-  useChanges(reload, (job) => job === (data?.mens.job_id ?? run));
+  useChanges(reload, ({ id: job }) => job === (data?.mens.job_id ?? run));
   const isOver = FINAL.includes(data?.mens.state);
   const list = useItems(path, kind, !data ? "" : isOver ? "over" : data.result_counts.total ? "first" : "none");
   if (!data) return h(NotThere, { title: "Run of an eval", error, retry: reload });

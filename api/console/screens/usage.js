@@ -4,10 +4,11 @@ import { address, change, to } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
 import { ApiError, call, caller, succeed } from "../lib/client.js";
 import { counted, exact, model, plain, size, tail, whole } from "../lib/format.js";
+import { useChanges } from "../lib/stream.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { useIsShown } from "../parts/shown.js";
-import { Empty, Fact, Failure, Loading, Stale } from "../parts/state.js";
+import { Empty, FINAL, Fact, Failure, Loading, Stale } from "../parts/state.js";
 import { SignIns, copiesOfSignIns } from "./sign_ins.js";
 
 const PERIODS = /** @type {Record<string, string>} */ ({ "1": "today", "7": "7 days", "30": "30 days", "90": "90 days", "365": "a year" });
@@ -15,6 +16,8 @@ const GROUPS = /** @type {Record<string, string>} */ ({ day: "day", key: "key", 
 const OF_ALL = /** @type {Record<string, string>} */ ({ tenant: "tenant", "tenant,key": "tenant and key", "day,tenant,key,base": "day, tenant, key and base" });
 const NAMES = /** @type {Record<string, string>} */ ({ day: "day", tenant: "tenant", key: "key_name", base: "base", model: "model", job: "job_id" });
 const PAGE = 100;
+/** Sums are asked for again at most so often, ms: each reads many lines. */
+const PAUSE = 30_000;
 const SHORT_OF_DISK = 0.1;
 
 const TABS = [["", "usage"], ["system", "system"], ["sign-ins", "sign-ins"]];
@@ -56,6 +59,7 @@ function Usage() {
   // Operators may add up all tenants: the sum is that of one column, which the lines have too.
   const sums = useObject(`/v1/usage/costs?${new URLSearchParams({ from, group_by: isOfAll ? "tenant" : "", limit: String(PAGE) })}`);
   const quota = useObject("/v1/quota");
+  useChanges(() => [first, sums, quota].forEach((one) => one.reload()), ({ state }) => FINAL.includes(state), PAUSE);
   const [more, setMore] = useState({ path: "", lines: /** @type {any[]} */ ([]), isLast: false });
   const [error, setError] = useState(/** @type {any} */ (null));
   const isShown = useIsShown();

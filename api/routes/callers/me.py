@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, Field
 
 from api.inference.lookup_cache import AUTHENTICATED, Authenticated
+from api.polling.job_changes import CURSOR_HEADER, HAS_CURSOR
 from api.services import ServicesDep
 from api.web.auth import CallerDep
 from shared.database.tenancy import Role
@@ -37,7 +38,12 @@ class CallerNow(BaseModel):
     release: str = Field(description="Version of the API.")
 
 
-@router.get("")
+def begin_of_changes(services: ServicesDep, response: Response) -> None:
+    """Name the place from which a stream has what the caller's next requests may miss. It may read the database."""
+    response.headers[CURSOR_HEADER] = services.job_changes.cursor()
+
+
+@router.get("", responses=HAS_CURSOR, dependencies=[Depends(begin_of_changes)])
 async def me(request: Request, services: ServicesDep, caller: CallerDep) -> CallerNow:
     """The caller: name, tenant, role, and how long its key or sign-in is valid."""
     authenticated: Authenticated = request.scope[AUTHENTICATED]

@@ -31,6 +31,13 @@ def test_key_of_a_tenant(app: FastAPI, anonymous: TestClient) -> None:
     }
 
 
+def test_stream_from_the_cursor_has_what_changed_since(app: FastAPI, client: TestClient) -> None:
+    """A page asks for its content when it knows the caller; its stream begins before that."""
+    before = datetime.now(UTC)
+    cursor = client.get("/v1/me").headers["X-Mens-Last-Event-ID"]
+    assert before - timedelta(seconds=1) <= datetime.fromtimestamp(int(cursor) / 1000, UTC) <= datetime.now(UTC)
+
+
 def test_operator_who_acts_for_a_tenant(app: FastAPI, client: TestClient) -> None:
     app.state.services.keys.create("alice", "acme")
     told = client.get("/v1/me", headers={"X-Mens-Tenant": "acme"}).json()
