@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from playwright.sync_api import expect
 
-from tests.console.browser import HOSTILE, PHONE, Visitor, ask
+from tests.console.browser import HOSTILE, PHONE, Visitor, ask, findings
 from tests.system.loop import BASE, Installation
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def test_first_file_is_sent_without_a_terminal(visitor: Visitor, state: StorageS
         button = page.locator("label.upload")
         new_run = page.evaluate("getComputedStyle(document.querySelector('label.upload')).borderTopStyle")
         assert new_run == "solid"  # it looks like a button
-        expect(button.locator("input")).to_have_attribute("accept", ".jsonl,.json,.txt")
+        expect(button.locator("input")).to_have_attribute("accept", ".jsonl,.json,.txt,.csv,.tsv")
 
 
 def test_file_for_evals_is_shown_and_not_judged_as_training_data(
@@ -143,7 +143,7 @@ def test_files_are_reached_and_sent_by_keyboard(visitor: Visitor, state: Storage
     path = tmp_path / "<img src=x onerror=alert(1)>rows.jsonl"
     path.write_text('{"prompt": "a", "response": "b"}\n')
     with visitor.visit(state, hash_="#/jobs") as (page, _):
-        page.get_by_role("heading", name="Jobs").wait_for()
+        page.get_by_role("heading", name="Jobs", exact=True).wait_for()
         page.keyboard.press("g")
         page.keyboard.press("d")
         page.get_by_role("table", name="Files").wait_for()
@@ -159,6 +159,70 @@ def test_files_are_reached_and_sent_by_keyboard(visitor: Visitor, state: Storage
         line(page, 1).wait_for()
 
 
+def test_file_is_deleted_after_its_users_are_named(
+    visitor: Visitor, state: StorageState, installation: Installation
+) -> None:
+    file_id = installation.upload()
+    name = installation.call("GET", f"/v1/files/{file_id}")["filename"]
+    contract = {"model": {"name": BASE}, "data": {"train_file": file_id}, "artifact": {"publish": False}}
+    job = {"kind": "finetune", "name": "reader", "contract": contract | {"exec": {"epochs": 500}}}
+    job_id = installation.call("POST", "/v1/jobs", json=job)["id"]
+    check = {"type": "python", "name": "json", "source": "", "mens": {"check": "json_schema"}}
+    config = {"type": "custom", "item_schema": {"type": "object"}}
+    made = {"name": "Asks it", "data_source_config": config, "testing_criteria": [check], "metadata": {"file": file_id}}
+    installation.call("POST", "/v1/evals", json=made)
+    with visitor.visit(state, allowed=frozenset({409}), hash_=f"#/files/{file_id}") as (page, _):
+        page.get_by_role("button", name="Delete…").click()
+        dialog = page.get_by_role("dialog", name="Confirm")
+        users = dialog.get_by_role("listitem")
+        expect(users.filter(has_text="reader")).to_have_count(1)
+        expect(users.filter(has_text="Asks it")).to_have_count(1)
+        assert not findings(page)
+        dialog.get_by_role("button", name="Delete it").click()
+        expect(dialog.get_by_role("alert")).to_contain_text(job_id)
+        dialog.get_by_role("button", name="Back").click()
+        expect(page.get_by_role("button", name="Delete…")).to_be_focused()
+        installation.call("POST", f"/v1/jobs/{job_id}/cancel")
+        installation.wait(job_id, lambda job: job["state"] == "cancelled")
+        page.keyboard.press("Enter")
+        expect(users.filter(has_text="cancelled")).to_have_count(1)
+        dialog.get_by_role("button", name="Delete it").click()
+        page.wait_for_url("**/#/files")
+        page.get_by_role("table", name="Files").wait_for()
+        expect(page.locator(f'a[href="#/files/{file_id}"]')).to_have_count(0)
+        expect(page.locator("#content")).to_be_focused()
+    assert name and file_id not in [one["id"] for one in installation.call("GET", "/v1/files")["data"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "command"),
+    [
+        ("my faq.csv", "question,answer\nWhen?,Now.\n", "mens data convert 'my faq.csv' -o rows.jsonl"),
+        ("array.json", '[{"prompt": "a", "response": "b"}]', "mens data convert array.json -o rows.jsonl"),
+        (
+            "sharegpt.jsonl",
+            '{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}\n' * 3,
+            "mens data convert sharegpt.jsonl -o rows.jsonl",
+        ),
+        ("notes.txt", "Invoices are due on the first of each month.\n", ""),
+    ],
+)
+def test_file_of_another_form_shows_the_command_that_converts_it(
+    visitor: Visitor, state: StorageState, tmp_path: Path, name: str, content: str, command: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with visitor.visit(state, hash_="#/files") as (page, _):
+        page.get_by_label("Upload a file").set_input_files(path)
+        report = page.get_by_role("region", name="Report")
+        report.get_by_text("would be refused").wait_for()
+        expect(report.locator("pre")).to_have_text([command] if command else [])
+        if command:
+            report.get_by_role("button", name="Copy").click()
+            assert page.evaluate("navigator.clipboard.readText()") == command
+        assert not findings(page)
+
+
 def test_viewer_reads_and_sends_nothing(visitor: Visitor, states: dict[str, StorageState], faulty: str) -> None:
     with visitor.visit(states["viewer"], size=PHONE, allowed=frozenset({403}), hash_="#/files") as (page, _):
         page.get_by_role("table", name="Files").wait_for()
@@ -169,6 +233,7 @@ def test_viewer_reads_and_sends_nothing(visitor: Visitor, states: dict[str, Stor
         page.goto(f"{visitor.url}/#/files/{faulty}")
         line(page, 1).locator("mark.learnt").first.wait_for()
         expect(page.get_by_role("button", name="Train on it")).to_be_disabled()
+        expect(page.get_by_role("button", name="Delete…")).to_be_disabled()
 
 
 def test_copies_are_of_what_is_shown(visitor: Visitor, state: StorageState, faulty: str) -> None:

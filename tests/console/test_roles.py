@@ -26,6 +26,7 @@ CALL = re.compile(r"(?:call|succeed)\(([^\s,]+), \{\s*method: \"(\w+)\"")
 """A call that is not a GET, in the sources of the console."""
 CALLS = {
     "compare.js": {'POST "/v1/plans:compare"'},
+    "file.js": {"DELETE path"},
     "files.js": {'POST "/v1/files"'},
     "gates.js": {
         'POST "/v1/receipts"',
@@ -37,7 +38,7 @@ CALLS = {
     "new_run.js": {'POST "/v1/plans"', 'POST "/v1/files"', 'POST "/v1/jobs"'},
     "playground.js": {'POST "/v1/chat/completions"', 'POST "/v1/files"'},
     "run.js": {"POST `/v1/jobs/${encodeURIComponent(job.id)}/${asked}`"},
-    "sign_ins.js": {"DELETE `${PATH}/${encodeURIComponent(one.id)}`"},
+    "sign_ins.js": {"DELETE `${PATH}/${encodeURIComponent(asked.id)}`"},
 }
 """Those calls of the screens. For each there is a row in `BUTTONS`. Signing in and out needs no role."""
 
@@ -95,6 +96,7 @@ BUTTONS = [
     Button("trainer", "POST /v1/plans", CONTRACT, "FILE_NOT_FOUND"),
     Button("trainer", "POST /v1/jobs", CONTRACT, "FILE_NOT_FOUND"),
     Button("trainer", "POST /v1/files", {}),
+    Button("trainer", "DELETE /v1/files/{file}", unseen="FILE_NOT_FOUND"),
     Button("trainer", "POST /v1/evals", EVAL),
     Button("trainer", "POST /v1/evals/{eval}/runs", RUN, "EVAL_NOT_FOUND"),
     Button("trainer", "POST /v1/aliases/{alias}/rollback", {}, "ALIAS_NOT_FOUND"),

@@ -1,15 +1,20 @@
 /** One file: what a job would say of it, and its rows as a base is trained on them. The address has base, length, filter and line. */
 import { useEffect, useState } from "../vendor/preact-hooks.js";
-import { address, change, to } from "../lib/address.js";
+import { address, change, go, to } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
-import { missingRole } from "../lib/client.js";
-import { content, counted, exact, percent, plain, size, whole } from "../lib/format.js";
-import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
+import { call, missingRole } from "../lib/client.js";
+import { content, counted, exact, percent, plain, size, tail, whole } from "../lib/format.js";
+import { Confirm } from "../parts/confirm.js";
+import { CopyAs, CopyButton, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { useRowKeys } from "../parts/row_keys.js";
-import { Empty, Fact, Failure, Loading, NotThere, Stale } from "../parts/state.js";
+import { Empty, Fact, Failure, Loading, NotThere, Stale, wordOf } from "../parts/state.js";
 
 const PAGE = 20;
+/** So many jobs and evals are read to say which refer to a file. */
+const LOOKED_AT = 100;
+const JOBS = `/v1/jobs?limit=${LOOKED_AT}`;
+const EVALS = `/v1/evals?limit=${LOOKED_AT}&order=desc`;
 const NO_BASE = "none";
 const WORDS = { supervised: "supervised", end: "ends the answer", special: "special token", cut: "cut off" };
 const METHODS = { supervised: "rows to learn answers from", dpo: "pairs of answers, for DPO", kto: "rated answers, for KTO" };
@@ -65,11 +70,11 @@ export function FileView({ id }) {
     <div class="head"><h1>${plain(file.data.filename)}</h1>
       ${!isForTraining ? "" : missingRole("trainer") ? html`<button type="button" disabled title=${missingRole("trainer")}>Train on it</button>`
         : html`<a class="button primary" href=${to(["new"], { "data.train_file": id, ...(chosen !== NO_BASE && { "model.hf_repo": chosen }) })}>Train on it</a>`}
-      ${h(CopyAs, copied)}</div>
+      ${h(Delete, { file: file.data, path })}${h(CopyAs, copied)}</div>
     <p class="run-head"><span>${size(file.data.bytes)}</span><span>${plain(file.data.purpose)}</span><span>uploaded ${exact(file.data.created_at * 1000)}</span>
       ${file.data.expires_at && html`<span>deleted ${exact(file.data.expires_at * 1000)}</span>`}${rows.data && isForTraining && html`<span>${METHODS[/** @type {keyof typeof METHODS} */ (rows.data.method)]}</span>`}</p>
     <div class="stack">
-      ${isForTraining && h(Report, { report: made, error: report.error, isPending, retry: report.reload, base: chosen })}
+      ${isForTraining && h(Report, { name: file.data.filename, report: made, error: report.error, isPending, retry: report.reload, base: chosen })}
       <section aria-label="Rows" class="stack">
         ${isForTraining && html`${h(Choices, { bases, chosen, query, length: rows.data?.seq_len })}${h(Tabs, { only, made, chosen })}`}
         ${h(Stale, rows)}
@@ -116,8 +121,29 @@ function Tabs({ only, made, chosen }) {
   })}</nav>`;
 }
 
-/** @param {{report: any, error: any, isPending: boolean, retry: () => void, base: string}} props */
-function Report({ report, error, isPending, retry, base }) {
+/** @param {{file: any, path: string}} props */
+function Delete({ file, path }) {
+  const [isAsked, setAsked] = useState(false);
+  const missing = missingRole("trainer");
+  return html`<button type="button" class="danger" disabled=${!!missing} title=${missing} onClick=${() => setAsked(true)}>Delete…</button>
+    ${isAsked && h(Confirm, { title: `Delete ${plain(file.filename, 80)}?`, verb: "Delete it", failed: "Not deleted", close: () => setAsked(false),
+      act: async () => (await call(path, { method: "DELETE" }), go("#/files")), children: h(Users, { id: file.id }) })}`;
+}
+
+/** What refers to a file, as far as the newest jobs and evals tell. @param {{id: string}} props */
+function Users({ id }) {
+  const jobs = useObject(JOBS);
+  const evals = useObject(EVALS);
+  if (!jobs.data || !evals.data) return jobs.error || evals.error ? h(Failure, { error: jobs.error || evals.error }) : h(Loading, { rows: 2 });
+  const users = [...jobs.data.data.filter((/** @type {any} */ job) => JSON.stringify([job.contract, job.plan]).includes(`"${id}"`)).map((/** @type {any} */ job) => ({ ...job, name: job.name || job.kind, at: "runs" })),
+    ...evals.data.data.filter((/** @type {any} */ one) => one.metadata?.file === id).map((/** @type {any} */ one) => ({ ...one, at: "evals" }))];
+  return html`<p>Its rows are gone for good. Results stay; a job that has not ended keeps the file from being deleted, and none that used it can be run again.</p>
+    ${users.length ? html`<p>Of the newest ${whole(LOOKED_AT)} jobs and evals, these refer to it:</p><ul class="users">${users.map((one) => html`<li key=${one.id}><a href=${to([one.at, one.id])}>${plain(one.name, 60)}</a> <span class="faint">${one.state ? wordOf(one.state) : "eval"} ${tail(one.id)}</span></li>`)}</ul>`
+      : html`<p>None of the newest ${whole(LOOKED_AT)} jobs and evals refers to it.</p>`}`;
+}
+
+/** @param {{name: string, report: any, error: any, isPending: boolean, retry: () => void, base: string}} props */
+function Report({ name, report, error, isPending, retry, base }) {
   if (!report) {
     if (error) return h(Failure, { error, retry, what: "The report could not be made." });
     return html`<section class="card" aria-label="Report"><p class="faint" role="status">${isPending ? "The whole file is being read…" : "Reading the file…"}</p></section>`;
@@ -127,7 +153,7 @@ function Report({ report, error, isPending, retry, base }) {
   const buckets = supervision ? supervision.token_histogram.map((/** @type {any} */ one) => [`up to ${whole(one.up_to)}`, one.rows])
     : data.lengths.counts.map((/** @type {number} */ count, /** @type {number} */ index) => [index < data.lengths.bounds.length ? `up to ${whole(data.lengths.bounds[index])}` : "more", count]);
   return html`<section class="card" aria-label="Report">
-    ${refusal ? html`<div class="failure"><h2>A job with the defaults would be refused</h2><p><code>${plain(refusal.code)}</code> ${plain(refusal.message, 1000)}</p>${refusal.remedy && html`<p>${plain(refusal.remedy, 1000)}</p>`}</div>`
+    ${refusal ? html`<div class="failure"><h2>A job with the defaults would be refused</h2><p><code>${plain(refusal.code)}</code> ${plain(refusal.message, 1000)}</p>${refusal.remedy && html`<p>${plain(refusal.remedy, 1000)}</p>`}${commandOf(refusal, name).map((command) => html`<div key=${command} class="code"><pre tabindex="0" aria-label="command">${command}</pre>${h(CopyButton, { text: command })}</div>`)}</div>`
       : html`<p class="good">A job with the defaults would take this file${supervision ? "" : ", as far as can be said without a base"}.</p>`}
     <div class="data-report"><dl class="facts">
       ${h(Fact, { name: "Rows", value: whole(data.rows), hint: data.trainable_rows === data.rows ? "" : `${whole(data.trainable_rows)} pass the filter` })}
@@ -140,6 +166,12 @@ function Report({ report, error, isPending, retry, base }) {
     ${data.rows > 0 && h(Histogram, { name: supervision ? "tokens of a row" : "characters of a row", buckets })}</div>
     ${report.notes.length > 0 && html`<ul class="data-notes">${report.notes.map((/** @type {string} */ note) => html`<li key=${note}>${plain(note, 600)}</li>`)}</ul>`}
     ${supervision?.end_token_note && html`<p class="faint">${plain(supervision.end_token_note, 600)}</p>`}</section>`;
+}
+
+/** Commands by which a refusal says that the file can be converted. @param {{message: string, remedy?: string}} refusal @param {string} name */
+function commandOf({ message, remedy }, name) {
+  const commands = [...`${message} ${remedy}`.matchAll(/`(mens data convert FILE [^`]+)`/g)].map(([, command]) => command.replace("FILE", () => quoted(name)));
+  return [...new Set(commands)];
 }
 
 /** @param {number} line */

@@ -65,7 +65,7 @@ function Upload() {
     }
   };
   return html`<label class="button primary upload ${missing || state.isBusy ? "disabled" : ""}" title=${missing}>${state.isBusy ? "Uploading…" : "Upload a file"}
-      <input type="file" accept=".jsonl,.json,.txt" class="hidden" disabled=${Boolean(missing) || state.isBusy} onChange=${send} /></label>
+      <input type="file" accept=".jsonl,.json,.txt,.csv,.tsv" class="hidden" disabled=${Boolean(missing) || state.isBusy} onChange=${send} /></label>
     ${state.error && html`<div class="whole">${h(Failure, { error: state.error, what: "The file was not uploaded." })}</div>`}`;
 }
 

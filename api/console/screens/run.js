@@ -9,13 +9,13 @@ import { jobPath, metricsPath, shownSteps } from "../lib/first_calls.js";
 import { paced } from "../lib/pace.js";
 import { onChanges } from "../lib/stream.js";
 import { Chart, smoothed } from "../parts/chart.js";
+import { Confirm } from "../parts/confirm.js";
 import { CopyAs, CopyButton, asCurl, openaiClient, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { Decisions, Forecast } from "../parts/plan.js";
-import { Badge, Empty, Fact, Failure, Loading, NotThere, Progress, Stale, Time } from "../parts/state.js";
+import { Badge, Empty, FINAL, Fact, Failure, Loading, NotThere, Progress, Stale, Time } from "../parts/state.js";
 
 const TABS = [["", "overview"], ["samples", "samples"], ["plan", "plan"], ["checkpoints", "checkpoints"], ["certificates", "certificates"], ["events", "events"], ["log", "log"]];
-const FINAL = ["succeeded", "failed", "cancelled"];
 const PAUSE = 2000;
 /** What the page draws of a run, by the name of the series; those after the losses only where they are. */
 const SMALL = /** @type {const} */ ([
@@ -119,9 +119,6 @@ function useEvents(id, version) {
 /** @param {{job: any, reload: () => void}} props */
 function Actions({ job, reload }) {
   const [asked, setAsked] = useState("");
-  const [error, setError] = useState(/** @type {any} */ (null));
-  const [isBusy, setBusy] = useState(false);
-  const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
   const missing = missingRole("trainer");
   const verbs = { queued: ["pause", "cancel"], running: ["pause", "cancel"], paused: ["resume", "cancel"] }[/** @type {"queued"} */ (job.state)] || [];
   const titles = { pause: "Pause", resume: "Resume", cancel: "Cancel" };
@@ -131,28 +128,12 @@ function Actions({ job, reload }) {
     resume: "The run goes on from its checkpoint as soon as a worker is free.",
     cancel: isQueued ? "The run leaves the queue and cannot be resumed." : "The run stops after its current step and cannot be resumed. Its checkpoints stay.",
   };
-  const act = async () => {
-    if (isBusy) return;
-    setBusy(true);
-    try {
-      await call(`/v1/jobs/${encodeURIComponent(job.id)}/${asked}`, { method: "POST" });
-      dialog.current?.close();
-      reload();
-    } catch (refusal) {
-      if (!(refusal instanceof ApiError)) throw refusal;
-      setError(refusal);
-    } finally {
-      setBusy(false);
-    }
-  };
   return html`${verbs.map((verb) => html`<button key=${verb} type="button" class=${verb === "cancel" ? "danger" : ""} disabled=${!!missing} title=${missing}
-      onClick=${() => (setAsked(verb), setError(null), dialog.current?.showModal())}>${titles[/** @type {"pause"} */ (verb)]}</button>`)}
+      onClick=${() => setAsked(verb)}>${titles[/** @type {"pause"} */ (verb)]}</button>`)}
     ${verbs.length > 0 && missing && html`<span class="faint">${missing}</span>`}
-    <dialog ref=${dialog} aria-label="Confirm" onClose=${() => setAsked("")}>${asked && html`<h2>${titles[/** @type {"pause"} */ (asked)]} ${plain(job.name || job.kind, 80)}?</h2>
-      <p>${meanings[/** @type {"pause"} */ (asked)]}</p>
-      ${error && h(Failure, { error, what: "Refused" })}
-      <footer><button type="button" onClick=${() => dialog.current?.close()}>Back</button>
-      <button type="button" class="primary" disabled=${isBusy} onClick=${() => void act()}>${titles[/** @type {"pause"} */ (asked)]} the run</button></footer>`}</dialog>`;
+    ${asked && h(Confirm, { title: `${titles[/** @type {"pause"} */ (asked)]} ${plain(job.name || job.kind, 80)}?`, verb: `${titles[/** @type {"pause"} */ (asked)]} the run`, close: () => setAsked(""),
+      act: async () => (await call(`/v1/jobs/${encodeURIComponent(job.id)}/${asked}`, { method: "POST" }), reload()),
+      children: html`<p>${meanings[/** @type {"pause"} */ (asked)]}</p>` })}`;
 }
 
 /** Why a run failed, first on its page. @param {{job: any, path: string}} props */
