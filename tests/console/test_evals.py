@@ -143,6 +143,86 @@ def test_refusals_are_shown_at_their_fields(
         assert not findings(page)
 
 
+def test_hostile_names_are_text_and_reach_the_api_as_they_are(
+    visitor: Visitor, state: StorageState, installation: Installation
+) -> None:
+    """Names of an eval, of fields, and of models: markup, marks that turn text, names of every object's members, and
+    long ones.
+    """
+    long = "a" * 300
+    item = {"question": HOSTILE[0], "__proto__": "yes", "constructor": "no", long: "x", HOSTILE[1]: "y"}
+    items = installation.upload_bytes("items.jsonl", json.dumps({"item": item}).encode())
+    served = installation.call("GET", "/v1/models")
+    alias = next(one for one in served["data"] if one["mens"]["kind"] == "alias")
+    served["data"] += [
+        alias | {"id": name} for name in (*HOSTILE[:5], "__proto__") if name.isprintable() or "\u202e" in name
+    ]
+    name = f"{HOSTILE[0]}\u202e {HOSTILE[2]}"
+    with visitor.visit(state, allowed=frozenset({400, 404}), hash_="#/jobs") as (page, _):
+        page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
+        page.route("**/v1/models", lambda route: route.fulfill(json=served))
+        page.goto(f"{visitor.url}/#/evals/new?file={items}&checks={quote(json.dumps(['exact', '__proto__=1']))}")
+        expected = page.get_by_label("Expected answer", exact=True)
+        expected.wait_for()
+        assert set(expected.locator("option").evaluate_all("(all) => all.map((one) => one.value)")) == {
+            "", "question", "__proto__", "constructor", long,
+        }  # fmt: skip
+        expected.select_option("__proto__")
+        page.get_by_label("Name").fill(name + long)
+        create = page.get_by_role("button", name="Create eval")
+        create.click()
+        expect(page.get_by_label("Name")).to_have_attribute("aria-invalid", "true")
+        check = page.get_by_role("combobox", name="Check 2", exact=True)
+        expect(page.get_by_role("group", name="Check 2").get_by_role("alert")).to_be_visible()
+        page.get_by_label("Name").fill(name)
+        check.select_option("judge")
+        judge = page.get_by_label("Judge of check 2")
+        judge.select_option(HOSTILE[1])
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.get_by_role("button", name="Remove check 2").click()
+        expect(page.locator("main img, main script, main b b")).to_have_count(0)
+        assert not findings(page)
+        create.click()
+        page.get_by_role("heading", name=re.compile(re.escape(HOSTILE[0] + "\\u202e"))).wait_for()
+        page.get_by_label("Model", exact=True).select_option("__proto__")
+        page.get_by_role("button", name="Start run").click()
+        expect(page.get_by_label("Model", exact=True)).to_have_attribute("aria-invalid", "true")
+        expect(page.locator("main img, main script")).to_have_count(0)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        eval_id = page.url.rpartition("/")[2].partition("?")[0]
+    made = installation.call("GET", f"/v1/evals/{eval_id}")
+    assert made["name"] == name
+    assert made["data_source_config"]["schema"]["properties"]["item"]["required"] == ["question", "__proto__"]
+    assert made["testing_criteria"][0]["reference"] == "{{ item.__proto__ }}"
+
+
+def test_rows_are_read_up_to_the_limit_of_the_page(
+    visitor: Visitor, state: StorageState, installation: Installation, evaluated: tuple[str, str]
+) -> None:
+    row = json.dumps({"prompt": "When? " + "x" * 15_000, "response": "Now."})
+    large, largest = (
+        installation.upload_bytes(f"{count}.jsonl", f"{row}\n".encode() * count) for count in (1060, 1070)
+    )
+    long = installation.upload_bytes(
+        "long.jsonl", json.dumps({"prompt": "x" * 700_000, "response": "y"}).encode() + b"\n"
+    )
+    with visitor.visit(state, allowed=frozenset({400}), hash_=f"#/evals/new?file={long}") as (page, _):
+        expect(page.get_by_label("Question")).to_have_value("messages")
+        page.goto(f"{visitor.url}/#/evals/{evaluated[0]}?run=new&model=invoices&file={largest}")
+        start = page.get_by_role("button", name="Start run")
+        expect(start).to_be_disabled()
+        expect(page.get_by_text("files up to 16 MB")).to_be_visible()
+        page.get_by_label("File", exact=True).select_option(large)
+        expect(start).to_be_enabled()
+        start.click()
+        refusal = page.get_by_role("alert").filter(has_text="item.answer").first  # no row has the field
+        expect(refusal).to_be_visible(timeout=60_000)
+        expect(page.get_by_text("details.errors")).to_have_count(0)
+    file = installation.call("GET", "/v1/files?limit=1")["data"][0]
+    assert (file["filename"], file["purpose"]) == ("1060-items.jsonl", "evals")
+    assert file["bytes"] > 16_000_000
+
+
 def test_viewer_sees_no_button(visitor: Visitor, states: dict[str, StorageState], evaluated: tuple[str, str]) -> None:
     """tests/console/test_roles.py sends their requests."""
     with visitor.visit(states["viewer"], hash_="#/evals") as (page, _):

@@ -4,7 +4,7 @@ import { plain } from "../lib/format.js";
 import { html } from "./html.js";
 
 /** Where a refusal points people who write requests: of no use to those who fill a form. */
-const SCHEMA = /\s*See GET \/v1\/openapi\.json.*$/s;
+const SCHEMA = /(\s*See GET \/v1\/openapi\.json|; `details\.errors` lists).*$/s;
 
 /**
  * What a refusal says of each field, by path, with what to do about it.

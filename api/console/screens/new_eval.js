@@ -39,7 +39,7 @@ function faultOf(faults, isMeant) {
   return Object.entries(faults).find(([path]) => isMeant(Number(/^testing_criteria\.(\d+)/.exec(path)?.[1] ?? NaN)))?.[1];
 }
 
-/** The first characters of a file, in whole lines. @param {string} id @param {number} most @param {AbortSignal} [abort] */
+/** The first characters of a file, in whole lines, and at least one. @param {string} id @param {number} most @param {AbortSignal} [abort] */
 async function beginningOf(id, most, abort) {
   const response = await succeed(`/v1/files/${encodeURIComponent(id)}/content`, { signal: abort });
   const reader = /** @type {ReadableStream<Uint8Array<ArrayBuffer>>} */ (response.body).pipeThrough(new TextDecoderStream()).getReader();
@@ -49,8 +49,10 @@ async function beginningOf(id, most, abort) {
     if (done) return text;
     text += value;
     if (text.length <= most) continue;
+    const end = text.lastIndexOf("\n", most) + 1 || text.indexOf("\n") + 1;
+    if (!end && text.length < MOST) continue;
     void reader.cancel();
-    return text.slice(0, text.lastIndexOf("\n", most) + 1);
+    return text.slice(0, end);
   }
 }
 
@@ -239,7 +241,7 @@ export function NewEvalRun({ one, last }) {
   const question = chosenOf(rows.fields, query.get("question") || one.metadata?.question, QUESTIONS);
   const [error, setError] = useState(/** @type {any} */ (null));
   const [isBusy, setBusy] = useState(false);
-  const made = useRef(/** @type {Record<string, string>} */ ({}));
+  const made = useRef(/** @type {Record<string, string>} */ (Object.create(null)));
   const isShown = useIsShown();
   const body = useMemo(() => runOf(query, made.current[file] || file, question, rows.fields), [query, file, question, rows]);
   const text = JSON.stringify(body);
@@ -248,12 +250,14 @@ export function NewEvalRun({ one, last }) {
   if (!files.data || !models.data) return h(NotThere, { title: "New run of an eval", error: files.error || models.error, retry: () => (files.reload(), models.reload()) });
   const place = `/v1/evals/${encodeURIComponent(one.id)}`;
   const faults = faultsOf(error);
-  const reason = !file ? "choose rows first" : !rows.isHere ? "the rows are being read" : !rows.items.length ? "the file has no rows" : !body.data_source.model ? "choose a model first" : "";
+  const chosen = files.data.data.find((/** @type {any} */ each) => each.id === file);
+  const reason = !file ? "choose rows first" : !rows.isHere ? "the rows are being read" : !rows.items.length ? "the file has no rows" : !body.data_source.model ? "choose a model first"
+    : !rows.areItems && chosen?.bytes > MOST ? `the page makes items of files up to ${size(MOST)}; mens eval run does it with larger ones` : "";
   const start = async () => {
     if (reason || isBusy) return;
     setBusy(true);
     try {
-      if (!rows.areItems) made.current[file] ||= await storeItems(file, files.data.data.find((/** @type {any} */ each) => each.id === file));
+      if (!rows.areItems) made.current[file] ||= await storeItems(file, chosen);
       const json = runOf(query, made.current[file] || file, question, rows.fields);
       const run = await call(`${place}/runs`, { method: "POST", json, headers: { "Idempotency-Key": key } });
       if (isShown.current) go(to(["evals", one.id, run.id]));
@@ -315,7 +319,6 @@ function runOf(query, file, question, fields) {
  * @returns {Promise<string>} its id
  */
 async function storeItems(id, file) {
-  if ((file?.bytes || 0) > MOST) throw new SyntaxError(`The page makes items of files up to ${size(MOST)}; mens eval run does it with larger ones.`);
   const items = rowsOf(await beginningOf(id, MOST)).map((row) => JSON.stringify({ item: itemOf(row) }));
   const form = new FormData();
   form.append("purpose", "evals");
