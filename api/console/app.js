@@ -64,6 +64,13 @@ function Screen() {
     );
     return () => void (isWanted = false);
   }, [name]);
+  const place = parts.join("/");
+  const before = useRef(place);
+  useEffect(() => {
+    // What had the focus is gone with its screen: the keyboard goes on from the beginning of this one.
+    if (before.current !== place && document.activeElement === document.body) document.getElementById("content")?.focus({ preventScroll: true });
+    before.current = place;
+  }, [place]);
   useEffect(() => {
     document.title = `${screen?.title || "Not found"} · Mens`;
   }, [name]);
