@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -255,3 +256,30 @@ def test_button_that_is_pressed_twice_sends_once(visitor: Visitor, state: Storag
         expect(button).to_be_disabled()
         sent[0].fulfill(content_type="application/json", body=json.dumps(tuned))
         button.wait_for(state="hidden")
+
+
+def test_run_that_failed_before_training_says_so(
+    visitor: Visitor, installation: Installation, state: StorageState, failed: dict[str, Any]
+) -> None:
+    """No empty curve, no numbers that it does not have; commands in the reason look like commands."""
+    job = installation.job(failed["id"])
+    reason = {"code": "BASE_DIGEST_MISMATCH", "message": "The file is another one.", "retryable": False}
+    remedy = "Restore the file, or register it with `mens base add`."
+    job |= {"progress": {}, "result": None, "error": reason | {"remedy": remedy}}
+    job["events"] = [one for one in job["events"] if one["type"] != "metrics"][:2]
+    nothing = {"object": "job.metrics", "job_id": job["id"], "last_step": 0, "attempts": [], "series": {}}
+    path = f"/v1/jobs/{job['id']}"
+    with visitor.visit(state, hash_="#/jobs") as (page, _):
+        page.route(re.compile(rf"{path}(\?.*)?$"), lambda route: route.fulfill(json=job))
+        page.route(f"**{path}/metrics?*", lambda route: route.fulfill(json=nothing))
+        page.route(f"**{path}/log?*", lambda route: route.fulfill(content_type="text/plain", body=""))
+        page.goto(f"{visitor.url}/#/runs/{job['id']}")
+        why = page.get_by_role("region", name="Why it failed")
+        expect(why.get_by_role("heading", name="It failed before its first step")).to_be_visible()
+        expect(why.locator("code")).to_have_text(["BASE_DIGEST_MISMATCH", "mens base add"])
+        expect(why).not_to_contain_text("`")
+        expect(page.get_by_role("region", name="What happened")).to_be_visible()
+        expect(page.get_by_role("region", name="Loss")).to_have_count(0)
+        expect(page.get_by_role("region", name="Facts")).not_to_contain_text("tokens/s")
+        page.get_by_role("link", name="log", exact=True).click()
+        expect(page.get_by_text("The run ended before training")).to_be_visible()

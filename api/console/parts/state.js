@@ -1,7 +1,7 @@
 /** The states that every screen has: loading, empty, refused, stale; and a job's own states. */
 import { useEffect, useState } from "../vendor/preact-hooks.js";
 import { signal } from "../vendor/signals.js";
-import { ago, exact, plain, short, whole } from "../lib/format.js";
+import { ago, exact, minute, plain, short, whole } from "../lib/format.js";
 import { connection } from "../lib/stream.js";
 import { h, html } from "./html.js";
 
@@ -82,12 +82,22 @@ export function Empty({ title, children }) {
   return html`<div class="empty"><h2>${title}</h2>${children}</div>`;
 }
 
+/** A sentence, with the commands in it as such. @param {unknown} text @param {number} [most] */
+export function said(text, most = 2000) {
+  return plain(text, most).split("`").map((part, place) => (place % 2 ? html`<code key=${place}>${part}</code>` : part));
+}
+
+/** When a waiting job begins, unless that time has passed. @param {{estimated_start?: string | null}} place */
+export function startsAbout({ estimated_start: at }) {
+  return at && Date.parse(at) > Date.now() ? `, starts about ${minute(at)}` : "";
+}
+
 /** @param {{error: any, retry?: () => void, what?: string}} props */
 export function Failure({ error, retry, what = "This could not be loaded." }) {
   return html`<section class="failure" role="alert">
     <h2>${what}</h2>
-    <p><code>${plain(error.code || error.name)}</code> ${plain(error.message, 2000)}</p>
-    ${error.remedy && html`<p>${plain(error.remedy, 2000)}</p>`}
+    <p><code>${plain(error.code || error.name)}</code> ${said(error.message)}</p>
+    ${error.remedy && html`<p>${said(error.remedy)}</p>`}
     ${error.requestId && html`<p class="faint">Request <code>${plain(error.requestId)}</code></p>`}
     ${retry && html`<button type="button" onClick=${retry}>Try again</button>`}
   </section>`;

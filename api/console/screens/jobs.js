@@ -2,7 +2,7 @@
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js";
 import { address, change, go, to } from "../lib/address.js";
 import { ApiError, call, succeed } from "../lib/client.js";
-import { between, duration, loss, minute, plain, tail, whole } from "../lib/format.js";
+import { between, duration, loss, plain, tail, whole } from "../lib/format.js";
 import { useObject } from "../lib/cache.js";
 import { FILTERS, countsPath, parametersOf } from "../lib/first_calls.js";
 import { paced } from "../lib/pace.js";
@@ -10,7 +10,7 @@ import { connection, noteListed, onChanges } from "../lib/stream.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { isInDialog, useRowKeys } from "../parts/row_keys.js";
-import { Badge, Empty, Failure, Loading, Progress, Stale, Time, wordOf } from "../parts/state.js";
+import { Badge, Empty, Failure, Loading, Progress, Stale, Time, startsAbout, wordOf } from "../parts/state.js";
 
 const STATES = ["", "running", "queued", "succeeded", "failed", "paused", "cancelled"];
 const SINCE = { "": "any time", "1": "last 24 hours", "7": "last 7 days", "30": "last 30 days" };
@@ -302,7 +302,7 @@ function doing(job) {
   if (job.state === "queued") {
     const place = job.queue;
     if (!place) return html`<span class="faint">waits for a worker</span>`;
-    return html`<span title=${plain(place.explanation, 500)}>place ${place.position}${place.estimated_start ? `, starts about ${minute(place.estimated_start)}` : ""}</span>`;
+    return html`<span title=${plain(place.explanation, 500)}>place ${place.position}${startsAbout(place)}</span>`;
   }
   if (job.state === "running" || job.state === "paused") {
     return html`${job.total_steps ? Progress({ step: job.step, total: job.total_steps, label: `progress of ${plain(job.name, 60)}` }) : html`<span class="faint">starting</span>`}

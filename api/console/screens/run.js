@@ -4,7 +4,7 @@ import { change, to } from "../lib/address.js";
 import { carry } from "../lib/carried.js";
 import { eventsOf, load, useObject } from "../lib/cache.js";
 import { ApiError, call, missingRole } from "../lib/client.js";
-import { ago, between, clock, content, counted, duration, exact, loss, minute, model, percent, plain, preferredAnswers, short, size, tail, whole } from "../lib/format.js";
+import { ago, between, clock, content, counted, duration, exact, loss, model, percent, plain, preferredAnswers, short, size, tail, whole } from "../lib/format.js";
 import { jobPath, metricsPath, shownSteps } from "../lib/first_calls.js";
 import { paced } from "../lib/pace.js";
 import { onChanges } from "../lib/stream.js";
@@ -13,7 +13,8 @@ import { Confirm } from "../parts/confirm.js";
 import { CopyAs, CopyButton, asCurl, openaiClient, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { Decisions, Forecast } from "../parts/plan.js";
-import { Badge, Empty, FINAL, Fact, Failure, Loading, NotThere, Progress, Stale, Time } from "../parts/state.js";
+import { useLostFocus } from "../parts/shown.js";
+import { Badge, Empty, FINAL, Fact, Failure, Loading, NotThere, Progress, Stale, Time, said, startsAbout } from "../parts/state.js";
 
 const TABS = [["", "overview"], ["samples", "samples"], ["plan", "plan"], ["checkpoints", "checkpoints"], ["certificates", "certificates"], ["events", "events"], ["log", "log"]];
 const PAUSE = 2000;
@@ -54,14 +55,14 @@ export function Run({ parts, query }) {
       <span><code title=${plain(job.id)}>${tail(job.id)}</code> ${h(CopyButton, { text: job.id, name: "Copy id" })}</span></div>
     ${h(Stale, { at, failures })}
     ${job.state === "failed" && h(Reason, { job, path })}
-    ${job.queue && html`<p class="notice">Place ${whole(job.queue.position)} in the queue${job.queue.estimated_start ? `, starts about ${minute(job.queue.estimated_start)}` : ""}. ${plain(job.queue.explanation, 500)}</p>`}
+    ${job.queue && html`<p class="notice">Place ${whole(job.queue.position)} in the queue${startsAbout(job.queue)}. ${plain(job.queue.explanation, 500)}</p>`}
     <nav class="tabs" aria-label="Parts of the run">${tabs.map(([tab, title]) => html`<a key=${tab} href=${to(["runs", id], { tab })} aria-current=${open === tab ? "page" : undefined}>${title}</a>`)}</nav>
     ${open === "samples" ? h(Samples, { job })
       : open === "plan" ? h(Plan, { job, path })
       : open === "checkpoints" ? h(Checkpoints, { job, path })
       : open === "certificates" ? h(Certificates, { job, path })
       : open === "events" ? h(Events, { events })
-      : open === "log" ? h(Log, { path })
+      : open === "log" ? h(Log, { path, isOver: FINAL.includes(job.state) })
       : h(Overview, { job, events, query })}`;
 }
 
@@ -119,6 +120,7 @@ function useEvents(id, version) {
 /** @param {{job: any, reload: () => void}} props */
 function Actions({ job, reload }) {
   const [asked, setAsked] = useState("");
+  useLostFocus(job.state);
   const missing = missingRole("trainer");
   const verbs = { queued: ["pause", "cancel"], running: ["pause", "cancel"], paused: ["resume", "cancel"] }[/** @type {"queued"} */ (job.state)] || [];
   const titles = { pause: "Pause", resume: "Resume", cancel: "Cancel" };
@@ -143,9 +145,9 @@ function Reason({ job, path }) {
   const step = job.progress?.step;
   const lines = typeof data === "string" ? data.trim().split("\n").slice(-12).join("\n") : "";
   return html`<section class="failure stack" aria-label="Why it failed"><div>
-    <h2>It failed${step ? ` at step ${whole(step)} of ${whole(job.progress.total_steps)}` : ""}</h2>
-    <p><code>${plain(error.code)}</code> ${plain(error.message, 4000)}</p>
-    ${error.remedy && html`<p><b>What to do:</b> ${plain(error.remedy, 4000)}</p>`}
+    <h2>It failed${step ? ` at step ${whole(step)} of ${whole(job.progress.total_steps)}` : job.kind === "finetune" ? " before its first step" : ""}</h2>
+    <p><code>${plain(error.code)}</code> ${said(error.message, 4000)}</p>
+    ${error.remedy && html`<p><b>What to do:</b> ${said(error.remedy, 4000)}</p>`}
     ${error.retryable !== undefined && html`<p class="faint">${error.retryable ? "It may work if it is submitted again unchanged." : "It will fail again unless something is changed."}</p>`}
     ${lines && html`<pre tabindex="0" aria-label="Last lines of the log">${content(lines)}</pre>`}</div></section>`;
 }
@@ -218,11 +220,12 @@ function Overview({ job, events, query }) {
   const smallCurves = useMemo(() => small.map(([name, title, colour]) => [{ name, label: title.toLowerCase(), colour, points: series[name] }]), [series]);
   const notable = (events || []).filter((event) => event.type !== "metrics");
   const zoomed = from || until;
+  const isEmpty = FINAL.includes(job.state) && events && !isKnown && !zoomed; // nothing was trained
   if (job.kind !== "finetune") return h(OtherKind, { job, events: notable });
   return html`<div class="stack">
     ${job.state === "running" && job.progress?.total_steps ? html`<div class="card">${h(Progress, { step: job.progress.step, total: job.progress.total_steps, label: "progress of the run" })}</div>` : ""}
     <div class="overview">
-      <section class="card" aria-label="Loss">
+      ${!isEmpty && html`<section class="card" aria-label="Loss">
         <div class="switches">
           <label>smooth <select value=${String(smooth)} onChange=${(/** @type {any} */ event) => change({ smooth: event.target.value === "0" ? "" : event.target.value }, { replace: true })}>
             ${["0", "0.6", "0.9"].map((value) => html`<option key=${value} value=${value}>${value}</option>`)}</select></label>
@@ -232,7 +235,7 @@ function Overview({ job, events, query }) {
         </div>
         ${events === null && !isKnown ? h(Loading, { rows: 3 }) : h(Chart, { title: "Loss", curves, isLog, marks, from, until, height: 320, format: loss,
           zoom: (/** @type {number | null} */ left, /** @type {number | null} */ right) => change({ from: left, to: right }) })}
-      </section>
+      </section>`}
       ${h(Outcome, { job })}
     </div>
     ${small.length > 0 && html`<div class="small-charts">${small.map(([name, title, , format], index) => html`<section key=${name} class="card" aria-label=${title}>
@@ -259,10 +262,10 @@ function Outcome({ job }) {
     <section class="card" aria-label="Facts"><h2>${isDone ? "Result" : "So far"}</h2><dl class="facts">
       ${result.adapter_id && h(Fact, { name: "Adapter", value: model(result.adapter_id), hint: result.alias?.moved ? `${plain(result.alias.name, 60)} points to it` : "" })}
       ${h(Fact, { name: "Steps", value: `${whole(result.optimizer_steps ?? job.progress?.step)} of ${whole(job.plan?.optimizer_steps)}`, hint: job.contract?.exec ? `${counted(job.contract.exec.epochs, "epoch")} of ${counted(job.plan?.train?.rows - (job.plan?.validation_rows || 0), "row")}` : "" })}
-      ${h(Fact, { name: "Training loss", value: loss(result.last_train_loss ?? job.progress?.loss) })}
+      ${(job.progress?.step || !isDone) && h(Fact, { name: "Training loss", value: loss(result.last_train_loss ?? job.progress?.loss) })}
       ${result.last_val_loss !== undefined && h(Fact, { name: "Validation loss", value: loss(result.last_val_loss), hint: samples.length ? "" : `${percent(evaluation?.token_accuracy?.tuned)} of tokens right` })}
       ${h(Fact, { name: "Time", value: job.started_at ? duration(between(job.started_at, isDone ? job.finished_at : null)) : "–", hint: job.started_at ? `started ${ago(job.started_at)}` : "" })}
-      ${h(Fact, { name: "Speed", value: `${short(result.tokens_per_second ?? job.progress?.tokens_per_second)} tokens/s` })}
+      ${(job.progress?.step || !isDone) && h(Fact, { name: "Speed", value: `${short(result.tokens_per_second ?? job.progress?.tokens_per_second)} tokens/s` })}
       ${result.memory && h(Fact, { name: "Peak memory", value: size(result.memory.peak_bytes), hint: `${size(result.memory.predicted_bytes)} predicted, ${plain(result.memory.device, 40)}` })}
       ${job.attempt > 1 && h(Fact, { name: "Attempts", value: whole(job.attempt) })}
     </dl>
@@ -379,16 +382,16 @@ function EventTable({ events, isPlain }) {
   return html`<div class=${isPlain ? "events" : "list events"} tabindex=${isPlain ? undefined : "0"} role="group" aria-label="Events"><table>
     <thead class=${isPlain ? "hidden" : ""}><tr><th scope="col">Time</th><th scope="col">Event</th></tr></thead><tbody>${events.map((event) => html`<tr key=${event.seq} class=${event.level}>
     <td class="time"><time datetime=${event.created_at} title=${exact(event.created_at)}>${clock(event.created_at)}</time></td>
-    <td>${event.level === "info" ? "" : html`<b>${plain(event.level)}: </b>`}${plain(event.message, 2000)}${event.data?.by ? html` <span class="faint">by ${plain(event.data.by, 80)}</span>` : ""}</td></tr>`)}</tbody></table></div>`;
+    <td>${event.level === "info" ? "" : html`<b>${plain(event.level)}: </b>`}${said(event.message)}${event.data?.by ? html` <span class="faint">by ${plain(event.data.by, 80)}</span>` : ""}</td></tr>`)}</tbody></table></div>`;
 }
 
-/** @param {{path: string}} props */
-function Log({ path }) {
+/** @param {{path: string, isOver: boolean}} props */
+function Log({ path, isOver }) {
   const missing = missingRole("trainer");
   const { data, error, reload } = useObject(missing ? null : `${path}/log?bytes=65536`);
   if (missing) return h(Empty, { title: "Not for this role", children: html`<p>The log may quote rows: reading it ${missing}.</p>` });
   if (data === undefined) return error ? h(Failure, { error, retry: reload }) : h(Loading, {});
-  if (!data) return h(Empty, { title: "No log", children: html`<p>No attempt has written one yet.</p>` });
+  if (!data) return h(Empty, { title: "No log", children: html`<p>${isOver ? "The run ended before training, which writes it, began." : "No attempt has written one yet."}</p>` });
   return html`<div class="stack"><div class="switches"><span class="faint">The end of the last attempt's log; at most 15 seconds old while it runs.</span>${h(CopyButton, { text: data, name: "Copy the log" })}
     <button type="button" class="small" onClick=${reload}>Read again</button></div><pre class="log" tabindex="0" aria-label="Log">${content(data.replace(/[^\n]*\r(?!\n)/g, ""))}</pre></div>`;
 }
