@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Self
 import msgspec
 
 from corpus.provenance import SOURCES_SUFFIX, Provenance, row_id
+from shared.durable_files import sync
 from shared.errors import ArtifactInvalid, Code, NotFound
 from shared.hashing import digest_file
 from shared.host import disk_errors
@@ -129,7 +130,7 @@ class PartialFile:
             self.seal()
             with disk_errors():
                 self._partial.replace(self.path)
-                sync_folder(self.path.parent)
+                sync(self.path.parent)
         except BaseException:
             self.remove()
             raise
@@ -185,7 +186,7 @@ def files_together(paths: Sequence[Path], obsolete: Sequence[Path] = ()) -> Iter
         with disk_errors():
             for path in (*paths, *obsolete):
                 path.unlink(missing_ok=True)
-            sync_folder(paths[0].parent)
+            sync(paths[0].parent)
 
 
 def write_file(path: Path, data: bytes) -> str:
@@ -198,15 +199,6 @@ def write_file(path: Path, data: bytes) -> str:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file that people read, as a whole or not at all."""
     write_file(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush a folder; otherwise a power cut could undo the renaming of a file."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class StageWriter:
@@ -240,7 +232,7 @@ class StageWriter:
         with disk_errors():
             folder.mkdir(parents=True, exist_ok=True)
             (folder / INDEX_NAME).unlink(missing_ok=True)
-            sync_folder(folder)
+            sync(folder)
 
     @property
     def finished(self) -> list[Shard]:

@@ -24,6 +24,7 @@ from safetensors import safe_open
 
 from shared.base_models.catalog import model_files
 from shared.base_models.weights import read_tensors
+from shared.durable_files import rename_durably
 from shared.errors import MensError
 from worker.child_runtime import print_error
 from worker.training.model.nf4 import quantised_tensors, through_nf4
@@ -57,7 +58,7 @@ def write_twin(base: Path, out: Path, double_quant: bool = True) -> None:
             (partial / path.name).chmod(0o644)
             if path.suffix == ".safetensors":
                 rewrite_shard(path, partial / path.name, quantised, double_quant)
-        partial.rename(out)
+        rename_durably(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

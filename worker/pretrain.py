@@ -35,6 +35,7 @@ from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from shared.base_models.families import SPECS, TINY_FAMILIES, Family
+from shared.durable_files import rename_durably
 from worker.training.schedule import learning_rate
 
 Document = list[int]
@@ -249,7 +250,7 @@ def save_base(out: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerF
         tokenizer.save_pretrained(partial)
         for file in partial.iterdir():
             file.chmod(0o644)  # safetensors writes 0600, and the server may run as a different user from the worker
-        partial.rename(out)
+        rename_durably(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

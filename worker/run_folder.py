@@ -27,6 +27,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from shared.contract.sections import DeviceSection
+from shared.durable_files import write_durably
 
 PLAN_NAME = "plan.json"
 TELEMETRY_NAME = "telemetry.jsonl"
@@ -72,9 +73,7 @@ EVALUATION_ROWS_NAME = "evaluation_rows.json"
 
 def write_json(path: Path, value: object) -> None:
     """Write JSON in one step: the file is complete or absent."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
-    temporary.replace(path)
+    write_durably(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

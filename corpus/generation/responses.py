@@ -21,7 +21,7 @@ from types import TracebackType
 
 import msgspec
 
-from corpus.shards import sync_folder
+from shared.durable_files import sync
 from shared.host import disk_errors
 
 FAILED_NAME = "failed.jsonl"
@@ -92,7 +92,7 @@ class ResponseStore:
             if not self._segments:
                 self._open(self._path(0))
             self._failed = os.open(folder / FAILED_NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            sync_folder(folder)
+            sync(folder)
 
     def __enter__(self) -> ResponseStore:
         return self
@@ -164,7 +164,7 @@ class ResponseStore:
         is_new = not path.exists()
         self._segments.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
         if is_new:
-            sync_folder(self._folder)
+            sync(self._folder)
         self._size = 0
         with path.open("rb") as file:
             for line in file:

@@ -23,11 +23,12 @@ from corpus.mixing.piece_rows import MAX_OVERLAPS, MixPiece, PieceTask
 from corpus.mixing.pieces import make_piece, rows_path
 from corpus.mixing.ranges import PIECES_NAME, STATES_NAME, RangeTask, sorted_range
 from corpus.mixing.selection import OutputEnds, find_bounds, hold_out
-from corpus.shards import files_together, sync_folder, write_json
+from corpus.shards import files_together, write_json
 from corpus.sources import split_source
 from shared.datasets.duplicates import SIMILAR
 from shared.datasets.file_parts import ahead
 from shared.datasets.report import TYPICAL_ROW_BYTES
+from shared.durable_files import sync
 from shared.errors import Code, InvalidRequest
 from shared.host import disk_errors
 
@@ -201,7 +202,7 @@ class MixRun:
         self.report.files = written
         write_json(report_path(self.output), self.report)
         with disk_errors():
-            sync_folder(self.output.parent)
+            sync(self.output.parent)
 
     def _ranges(self, bounds: OutputEnds) -> Iterator[RangeTask]:
         total = sum(rows_path(piece.target).stat().st_size for _, piece in self._pieces())

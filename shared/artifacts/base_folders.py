@@ -18,6 +18,7 @@ from shared.artifacts.open_storage import open_storage
 from shared.artifacts.signatures import MODEL_SIGNATURE_NAME
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import BaseModelEntry, LocalSource
+from shared.durable_files import rename_durably
 from shared.errors import NotFound
 from shared.settings import Settings
 
@@ -108,7 +109,7 @@ def fetch_merged(storage: Storage, digest: str, folder: Path) -> ModelManifest:
             with suppress(NotFound):  # it is signed only if workers have a key
                 (copy / name).write_bytes(storage.manifest_bytes("models", digest, name))
         try:
-            copy.rename(folder)
+            rename_durably(copy, folder)
         except OSError:
             if not folder.is_dir():  # else another process of this machine was faster
                 raise

@@ -33,6 +33,7 @@ from shared.artifacts.storage import (
     not_plain,
 )
 from shared.artifacts.temporary_blob import TemporaryBlob
+from shared.durable_files import sync
 from shared.hashing import CHUNK_BYTES, digest_file
 from shared.host import disk_errors, measure_folder
 
@@ -144,7 +145,7 @@ class FolderStorage(Storage):
         path = self.folder(kind, digest) / manifest
         path.unlink(missing_ok=True)
         if path.parent.is_dir():
-            _sync_folder(path.parent)
+            sync(path.parent)
 
     def move_to_trash(self, kind: ArtifactKind, digest: str) -> None:
         self.incoming.mkdir(parents=True, exist_ok=True)
@@ -190,15 +191,7 @@ def _publish(temporary: Path, target: Path) -> None:
     # mkstemp gives the owner alone access, and the API and its workers may be two users of one group.
     temporary.chmod(0o640)
     temporary.replace(target)
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(target.parent)
 
 
 def _existing(path: Path) -> Path:

@@ -8,7 +8,6 @@ Its digest covers the bytes of every file that decides what the model generates:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,6 +16,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from shared.base_models.config import ModelValue
 from shared.base_models.weights import PICKLE_SUFFIXES
+from shared.durable_files import write_durably
 from shared.errors import ArtifactInvalid, Code, InvalidRequest, NotFound
 from shared.hashing import digest_file, digest_json
 
@@ -226,12 +226,8 @@ def load_catalog(path: Path) -> Catalog:
 
 
 def save_catalog(path: Path, catalog: Catalog) -> None:
-    """Replace the file atomically, so that a reader sees either the old or the new file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The process id keeps two writers from sharing one temporary file.
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(catalog.model_dump_json(indent=2) + "\n")
-    temporary.replace(path)
+    """Replace the file; a reader sees either the old or the new one."""
+    write_durably(path, catalog.model_dump_json(indent=2) + "\n")
 
 
 def model_files(folder: Path) -> list[Path]:

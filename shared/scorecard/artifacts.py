@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from shared.checkers.answers import code_of
+from shared.durable_files import write_durably
 from shared.errors import Code, Conflict, InvalidRequest
 from shared.scorecard.attempts import CheckText, ModelAnswer, make_event
 from shared.scorecard.records import ScorecardEvent, ScorecardSummary
@@ -49,7 +50,7 @@ class ScorecardFolder:
             message = f"{self.path} has a scorecard of another spec."
             raise Conflict(Code.SCORECARD_MISMATCH, message, remedy="Choose another folder, or delete this one.")
         self.path.mkdir(parents=True, exist_ok=True)
-        _write(self.path / SPEC, spec.model_dump_json(indent=2) + "\n")
+        write_durably(self.path / SPEC, spec.model_dump_json(indent=2) + "\n")
 
     def events(self, condition_id: str) -> list[ScorecardEvent]:
         """Read the events of a condition so far. A truncated last line is dropped, so that its task runs again.
@@ -63,7 +64,7 @@ class ScorecardFolder:
         text = path.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
-            _write(path, whole)
+            write_durably(path, whole)
         return list(read_events(path))
 
     def add(self, event: ScorecardEvent, answers: Sequence[ModelAnswer]) -> None:
@@ -71,7 +72,7 @@ class ScorecardFolder:
         outputs = self.path / event.condition_id / OUTPUTS
         outputs.mkdir(parents=True, exist_ok=True)
         for number, answer in enumerate(answers, start=1):
-            _write(outputs / f"{event.task_id}.{number}.txt", answer.text)
+            write_durably(outputs / f"{event.task_id}.{number}.txt", answer.text)
         with (self.path / event.condition_id / EVENTS).open("a", encoding="utf-8") as file:
             file.write(event.model_dump_json() + "\n")
 
@@ -89,8 +90,8 @@ class ScorecardFolder:
             spec_path=spec_path,
             conditions=[summarize(condition, by_condition[condition.id]) for condition in spec.conditions],
         )
-        _write(self.path / ALL_EVENTS, "".join(event.model_dump_json() + "\n" for event in everything))
-        _write(self.path / SUMMARY, summary.model_dump_json(indent=2, by_alias=True) + "\n")
+        write_durably(self.path / ALL_EVENTS, "".join(event.model_dump_json() + "\n" for event in everything))
+        write_durably(self.path / SUMMARY, summary.model_dump_json(indent=2, by_alias=True) + "\n")
         return summary
 
     def faults(self, check: CheckText) -> Iterator[str]:
@@ -192,10 +193,3 @@ def _misfit(place: str, error: ValueError) -> InvalidRequest:
 def _in_order(spec: ScorecardSpec, events: Iterable[ScorecardEvent]) -> list[ScorecardEvent]:
     order = {task.id: number for number, task in enumerate(spec.tasks)}
     return sorted(events, key=lambda event: order.get(event.task_id, len(order)))
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file atomically: a process that ends while writing leaves the old file."""
-    draft = path.with_name(path.name + ".draft")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)

@@ -23,6 +23,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from shared.base_models.gguf_conversion import MERGED_WHOLE, NORMALISED, check_convertible
 from shared.base_models.gguf_file import GgufHeader, invalid, read_gguf_header, unsupported
 from shared.contract.choices import TokenizerMode
+from shared.durable_files import rename_durably
 from shared.errors import MensError
 from shared.host import disk_errors
 from shared.preflight.base_model import preflight_model
@@ -90,7 +91,7 @@ def write_base(file: Path, out: Path) -> None:
         for path in partial.iterdir():
             # safetensors writes 0600, and the server may run as a different user from the worker.
             path.chmod(0o644)
-        partial.rename(out)
+        rename_durably(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from shared.durable_files import rename_durably
 from worker.run_folder import (
     CHECKPOINTS_FOLDER,
     MERGE_PROGRESS_NAME,
@@ -29,13 +30,12 @@ def appearing_whole(target: Path) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        _sync(temporary)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)  # on a full disk, reporting the error needs its space
         raise
     # A rename does not replace a folder that has files.
     shutil.rmtree(target, ignore_errors=True)
-    temporary.rename(target)
+    rename_durably(temporary, target)
 
 
 def remove_whole(folder: Path) -> None:
@@ -106,11 +106,3 @@ def link_or_copy(source: Path, target: Path) -> None:
         target.hardlink_to(source)
     except OSError:  # another file system, or one without links
         shutil.copyfile(source, target)
-
-
-def _sync(folder: Path) -> None:
-    """Flush the folder to disk: otherwise a rename may reach the disk before the renamed files do."""
-    for path in (*folder.iterdir(), folder):
-        handle = os.open(path, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
