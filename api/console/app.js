@@ -10,6 +10,7 @@ import { connection, follow } from "./lib/stream.js";
 import { switchTheme, theme } from "./lib/theme.js";
 import { h, html } from "./parts/html.js";
 import { isInDialog } from "./parts/row_keys.js";
+import { useLostFocus } from "./parts/shown.js";
 import { Empty, Failure, Loading } from "./parts/state.js";
 import { Jobs } from "./screens/jobs.js";
 import { SignIn } from "./screens/sign_in.js";
@@ -64,13 +65,7 @@ function Screen() {
     );
     return () => void (isWanted = false);
   }, [name]);
-  const place = parts.join("/");
-  const before = useRef(place);
-  useEffect(() => {
-    // What had the focus is gone with its screen: the keyboard goes on from the beginning of this one.
-    if (before.current !== place && document.activeElement === document.body) document.getElementById("content")?.focus({ preventScroll: true });
-    before.current = place;
-  }, [place]);
+  useLostFocus(parts.join("/"));
   useEffect(() => {
     document.title = `${screen?.title || "Not found"} · Mens`;
   }, [name]);
