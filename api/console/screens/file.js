@@ -8,7 +8,7 @@ import { Confirm } from "../parts/confirm.js";
 import { CopyAs, CopyButton, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { useRowKeys } from "../parts/row_keys.js";
-import { Empty, Fact, Failure, Loading, NotThere, Stale, wordOf } from "../parts/state.js";
+import { Empty, Fact, Failure, Loading, NotThere, Stale, said, wordOf } from "../parts/state.js";
 
 const PAGE = 20;
 /** So many jobs and evals are read to say which refer to a file. */
@@ -153,7 +153,7 @@ function Report({ name, report, error, isPending, retry, base }) {
   const buckets = supervision ? supervision.token_histogram.map((/** @type {any} */ one) => [`up to ${whole(one.up_to)}`, one.rows])
     : data.lengths.counts.map((/** @type {number} */ count, /** @type {number} */ index) => [index < data.lengths.bounds.length ? `up to ${whole(data.lengths.bounds[index])}` : "more", count]);
   return html`<section class="card" aria-label="Report">
-    ${refusal ? html`<div class="failure"><h2>A job with the defaults would be refused</h2><p><code>${plain(refusal.code)}</code> ${plain(refusal.message, 1000)}</p>${refusal.remedy && html`<p>${plain(refusal.remedy, 1000)}</p>`}${commandOf(refusal, name).map((command) => html`<div key=${command} class="code"><pre tabindex="0" aria-label="command">${command}</pre>${h(CopyButton, { text: command })}</div>`)}</div>`
+    ${refusal ? html`<div class="failure"><h2>A job with the defaults would be refused</h2><p><code>${plain(refusal.code)}</code> ${said(refusal.message)}</p>${refusal.remedy && html`<p>${said(refusal.remedy)}</p>`}${commandOf(refusal, name).map((command) => html`<div key=${command} class="code"><pre tabindex="0" aria-label="command">${command}</pre>${h(CopyButton, { text: command })}</div>`)}</div>`
       : html`<p class="good">A job with the defaults would take this file${supervision ? "" : ", as far as can be said without a base"}.</p>`}
     <div class="data-report"><dl class="facts">
       ${h(Fact, { name: "Rows", value: whole(data.rows), hint: data.trainable_rows === data.rows ? "" : `${whole(data.trainable_rows)} pass the filter` })}

@@ -4,6 +4,7 @@ import { oneTimeCode, providerAnswer } from "../lib/address.js";
 import { ApiError, call, caller, goToProvider, hasEnded, returnFromProvider, signIn } from "../lib/client.js";
 import { plain } from "../lib/format.js";
 import { html } from "../parts/html.js";
+import { said } from "../parts/state.js";
 
 export function SignIn() {
   const code = oneTimeCode.value;
@@ -57,8 +58,8 @@ export function SignIn() {
           <button class="primary" type="submit" disabled=${isBusy || !key.trim() || !!refused}>${isBusy ? "Signing in…" : "Sign in"}</button>
         </form>
         ${ways?.ways.includes("oidc") && html`<button type="button" disabled=${isBusy} onClick=${() => void attempt(goToProvider)}>Single sign-on</button>`}`}
-      ${refused && html`<div class="failure" role="alert"><p><code>${plain(refused.code)}</code> ${plain(refused.message, 1000)}</p><p>${plain(refused.remedy, 1000)}</p></div>`}
-      ${error && html`<div class="failure" role="alert"><p><code>${plain(error.code)}</code> ${plain(error.message, 1000)}</p>${error.remedy && html`<p>${plain(error.remedy, 1000)}</p>`}</div>`}
+      ${refused && html`<div class="failure" role="alert"><p><code>${plain(refused.code)}</code> ${said(refused.message)}</p><p>${said(refused.remedy)}</p></div>`}
+      ${error && html`<div class="failure" role="alert"><p><code>${plain(error.code)}</code> ${said(error.message)}</p>${error.remedy && html`<p>${said(error.remedy)}</p>`}</div>`}
       <p class="faint">Without a key at hand: <code>mens open</code> opens this page signed in. The page exchanges the key for a sign-in of at most 24 hours and keeps no key.</p>
     </div>
   </main>`;
