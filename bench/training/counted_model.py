@@ -165,6 +165,7 @@ def as_on_a_gpu(*, kernels: bool = True) -> Iterator[None]:
     """
     stand_ins: list[tuple[Any, str, Any]] = [
         (choice, "runs_kernels", lambda _: kernels),
+        (choice, "runs_delta_rule", lambda x, _: kernels and x.dtype == torch.bfloat16),
         (attention, "has_varlen_kernel", lambda query: query.dtype in attention.VARLEN_DTYPES),
         (fused_functions, "_outer", _product_into),
         (torch, "is_autocast_enabled", lambda *_: False),

@@ -19,7 +19,9 @@ from torch.utils.flop_counter import flop_registry
 from bench.training.allocator import MemoryBlock, SimulatedAllocator
 
 PRODUCTS, ATTENTION, NF4, ELEMENTWISE = "matrix products", "attention", "NF4 to bf16", "elementwise"
-GROUPS = (PRODUCTS, ATTENTION, NF4, ELEMENTWISE)
+DELTA_RULE = "delta rule"
+"""Triton's kernels with products of their own (`worker/training/model/kernels/delta_rule/operators.py`)."""
+GROUPS = (PRODUCTS, ATTENTION, DELTA_RULE, NF4, ELEMENTWISE)
 MULTIPLYING = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "linalg_solve_triangular"}
 LOOKUPS = {"embedding", "index_select", "gather"}
 """Operations that read only as much as they write, however large the table is."""
@@ -128,10 +130,11 @@ class StepCounter(TorchDispatchMode):
         if "varlen" in name or "dot_product" in name:
             flops = attention_flops(operation, name, args, kwargs, output)
             self.kernel(ATTENTION, moved(args, output), flops, self.card.attention)
-        elif name in MULTIPLYING:
+        elif name in MULTIPLYING or (operation.namespace == "mens" and operation.overloadpacket in flop_registry):
             first = tensors(args)[0]
             rate = self.card.products if first.element_size() == 2 else self.card.products_fp32
-            self.kernel(PRODUCTS, moved(args, output), product_flops(operation, name, args, kwargs, output), rate)
+            group = PRODUCTS if name in MULTIPLYING else DELTA_RULE
+            self.kernel(group, moved(args, output), product_flops(operation, name, args, kwargs, output), rate)
         elif operation.namespace == "bitsandbytes":
             self.kernel(NF4, moved(args, output))
         else:

@@ -49,7 +49,13 @@ def choices_of(contract: FineTuneContract, config: ModelConfig) -> tuple[Recompu
 
 
 def activation_bytes(
-    config: ModelConfig, rank: int, compute_bytes: int, *, recompute: Recompute = Recompute.NONE, fused: bool = False
+    config: ModelConfig,
+    rank: int,
+    compute_bytes: int,
+    *,
+    recompute: Recompute = Recompute.NONE,
+    fused: bool = False,
+    kernels: bool = True,
 ) -> int:
     """Return the bytes per token that the forward pass saves for the backward pass.
 
@@ -58,8 +64,9 @@ def activation_bytes(
 
     Args:
         fused: whether the trainer packs rows and fuses MLPs (`worker/training/model/fused_functions.py`).
+        kernels: whether Triton's kernels run, if it is on a GPU.
     """
-    blocks = _block_bytes(config, rank, compute_bytes, fused=fused)
+    blocks = _block_bytes(config, rank, compute_bytes, fused=fused, kernels=kernels)
     if recompute is Recompute.BLOCKS:
         # One block at a time is recomputed, so memory holds the blocks' inputs and the largest block.
         return config.layers * config.hidden * compute_bytes + max(blocks)
@@ -88,7 +95,7 @@ def peak_bytes(
         dropped: value of :func:`dropped_inputs`, for a job with dropout.
     """
     if not (fused or dropped):
-        return tokens * activation_bytes(config, rank, compute_bytes, recompute=recompute)
+        return tokens * activation_bytes(config, rank, compute_bytes, recompute=recompute, kernels=kernels)
     blocks = _block_bytes(config, rank, compute_bytes, fused=fused or compute_bytes == 2, kernels=kernels)
     gradients = _gradient_bytes(config, compute_bytes, kernels=kernels, recompute=recompute, dropout=bool(dropped))
     if dropped:
@@ -155,12 +162,14 @@ def _block_bytes(config: ModelConfig, rank: int, compute_bytes: int, *, fused: b
         + unit.rank * rank
         + unit.constant
     )
-    linear = _linear_block_bytes(config, rank, compute_bytes, unit, fused=fused) if config.linear else 0
+    linear = 0
+    if config.linear:
+        linear = _linear_block_bytes(config, rank, compute_bytes, unit, fused=fused, kernels=kernels)
     return [linear if kind == LINEAR else full for kind in config.layer_types]
 
 
 def _linear_block_bytes(
-    config: ModelConfig, rank: int, compute_bytes: int, unit: ActivationBytes, *, fused: bool
+    config: ModelConfig, rank: int, compute_bytes: int, unit: ActivationBytes, *, fused: bool, kernels: bool
 ) -> int:
     """Return the bytes per token that a block of linear attention saves."""
     linear = config.linear
@@ -169,17 +178,33 @@ def _linear_block_bytes(
     copies = 4 if not fused and compute_bytes == 2 else 0
     residual = (unit.hidden + copies) * config.hidden + unit.intermediate * config.intermediate
     adapter = unit.rank // 7 * 8 * rank
-    # Queries and keys, repeated for every value head: in fp32, by chunks, and once more the keys that read the state.
+    # The gated norm, and the input of the projection after it.
+    output = (12 + 2 * compute_bytes + copies // 2) * linear.value_dim
+    in_kernels = kernels and compute_bytes == 2
+    rule = _kernel_rule_bytes(linear) if in_kernels else _torch_rule_bytes(linear, compute_bytes)
+    return residual + adapter + output + rule + unit.constant
+
+
+def _torch_rule_bytes(linear: LinearAttention, compute_bytes: int) -> int:
+    """Return the bytes per token that convolution and delta rule save in torch, which computes the rule in fp32."""
+    # Queries and keys, repeated for every value head, by chunks, and once more the keys that read the state.
     keys = 20 * linear.key_head_dim * linear.value_heads
-    values = (24 + 2 * compute_bytes + copies // 2) * linear.value_dim
     pairs = (3 * 4 * DELTA_CHUNK + 30) * linear.value_heads
-    mixer = keys + values + pairs + compute_bytes * linear.conv_dim + _state_bytes(linear)
-    return residual + adapter + mixer + unit.constant
+    return keys + 12 * linear.value_dim + pairs + compute_bytes * linear.conv_dim + _state_bytes(linear, 4)
 
 
-def _state_bytes(linear: LinearAttention) -> int:
+def _kernel_rule_bytes(linear: LinearAttention) -> int:
+    """Return the bytes per token that convolution and delta rule save for their kernels, in 16 bits except decays."""
+    # The convolution's input and output; the keys that read the state, and what is written.
+    columns = 2 * linear.conv_dim + linear.key_head_dim * linear.value_heads + linear.value_dim
+    # The inverse of a chunk's system; decays and rates.
+    pairs = (2 * DELTA_CHUNK + 10) * linear.value_heads
+    return 2 * columns + pairs + _state_bytes(linear, 2)
+
+
+def _state_bytes(linear: LinearAttention, element_bytes: int) -> int:
     """Return the bytes of the state before each chunk, per token."""
-    return 4 * linear.key_head_dim * linear.value_dim // DELTA_CHUNK
+    return element_bytes * linear.key_head_dim * linear.value_dim // DELTA_CHUNK
 
 
 def _gradient_bytes(
@@ -205,5 +230,9 @@ def _gradient_bytes(
     if dropout:
         freed += 5 * inputs - 2 * config.hidden if on_gpu else 8 * inputs - 4 * (config.hidden + config.intermediate)
     keys, pairs = linear.key_head_dim * linear.value_heads, DELTA_CHUNK * linear.value_heads
-    rule = 24 * keys + (2 if compute_bytes == 2 else 0) * linear.value_dim + 24 * pairs + _state_bytes(linear)
+    if compute_bytes == 2 and kernels:
+        # The gradients of the outputs, of what is written and of the gate, of three kinds of keys, and of what enters.
+        rule = 2 * (3 * linear.value_dim + 3 * keys + linear.conv_dim) + _state_bytes(linear, 2)
+    else:
+        rule = 24 * keys + (2 if compute_bytes == 2 else 0) * linear.value_dim + 24 * pairs + _state_bytes(linear, 4)
     return max(mlp, rule - freed)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.training.step_counter import ELEMENTWISE, PRODUCTS, Card, StepCounter
+from bench.training.step_counter import DELTA_RULE, ELEMENTWISE, PRODUCTS, Card, StepCounter
+from worker.training.model.kernels.delta_rule import operators
 
 pytestmark = pytest.mark.torch
 CARD = Card(bandwidth=1e12, products=1e12, products_fp32=1e11, attention=1e12, launch=1e-9)
@@ -49,3 +50,24 @@ def test_a_number_that_is_repeated_is_read_once() -> None:
     with StepCounter(CARD) as counter:
         one + 1
     assert counter.groups[ELEMENTWISE].bytes == 16 + 16_000
+
+
+def test_a_kernel_with_products_of_its_own_is_as_slow_as_its_flops_or_bytes() -> None:
+    """Counted from the shapes of its tensors: products of chunks of 64 positions, 3 of them for 130 tokens."""
+    decay, beta = torch.zeros(1, 130, 4, device="meta"), torch.zeros(1, 130, 4, device="meta", dtype=torch.bfloat16)
+    key, value = (torch.zeros(1, 130, heads, 32, device="meta", dtype=torch.bfloat16) for heads in (2, 4))
+    with StepCounter(CARD) as counter:
+        total, inverse = operators.inverse(decay, beta, key, None)
+        system = counter.groups[DELTA_RULE].seconds
+        operators.solved(key, value, beta, total, None, inverse)
+    work, chunks = counter.groups[DELTA_RULE], 3 * 4
+    inverting = chunks * 2 * 64 * (64 * 32 + 4 * 64 * 64)
+    solving = chunks * 2 * 64 * 64 * (32 + 32)
+    assert (work.operations, work.flops) == (2, inverting + solving)
+    outputs = total.nbytes + inverse.nbytes + 2 * value.nbytes
+    assert (
+        work.bytes
+        == decay.nbytes + 2 * (beta.nbytes + key.nbytes) + value.nbytes + total.nbytes + inverse.nbytes + outputs
+    )
+    assert system == pytest.approx(inverting / CARD.products_fp32)
+    assert work.seconds - system == pytest.approx(solving / CARD.products)

@@ -79,6 +79,14 @@ class Documents:
         return (total - total.mT).masked_fill_(self.hidden, float("-inf")).exp_()
 
 
+def document_starts(boundaries: Tensor | None, tokens: int) -> Tensor | None:
+    """Return the position at which each position's document starts, (tokens,); None if each row is one document."""
+    if boundaries is None or len(boundaries) == 2:
+        return None
+    positions = torch.arange(tokens, device=boundaries.device, dtype=boundaries.dtype)
+    return boundaries[torch.searchsorted(boundaries[1:-1], positions, right=True)]
+
+
 class Decays(NamedTuple):
     """Products of decays in each chunk.
 

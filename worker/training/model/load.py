@@ -31,10 +31,9 @@ from worker.training.model.attention import DOCUMENTS, can_pack
 from worker.training.model.fsdp import shard_base
 from worker.training.model.gpu_share import keep_to_share
 from worker.training.model.kernels.blocks import use_kernels
-from worker.training.model.kernels.choice import runs_kernels
 from worker.training.model.linear_attention import use_own_scan
 from worker.training.model.lora_fusion import FusionReport, fuse_lora
-from worker.training.model.memory_budget import Budget
+from worker.training.model.memory_budget import Budget, every_kernel_agrees
 from worker.training.model.recompute import set_recompute
 
 
@@ -157,7 +156,8 @@ def build_model(
     set_recompute(model, budget.recompute)
     if budget.shard_base:
         shard_base(model, device)
-    return model, replace(fused, kernels=runs_kernels(torch.empty(0, device=device)))
+    runs = device.type == "cuda" and every_kernel_agrees(device, read_config(base))
+    return model, replace(fused, kernels=runs)
 
 
 def _nf4_config(quant: QuantSection, dtype: torch.dtype) -> BitsAndBytesConfig:

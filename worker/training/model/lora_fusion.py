@@ -40,7 +40,7 @@ class FusionReport:
         single: LoRA layers with a function of their own.
         left: LoRA layers that keep peft's forward: dropout, DoRA, several adapters, other kinds of layers.
         dequantised_bytes: size of the cache of dequantised weights.
-        kernels: whether Triton's kernels compute norms, rotary embeddings and SwiGLU (`kernels/choice.py`).
+        kernels: whether all of Triton's kernels that the model uses run (`kernels/choice.py`).
     """
 
     qkv: int

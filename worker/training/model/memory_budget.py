@@ -25,7 +25,8 @@ from shared.preflight.estimate import RUNTIME_BYTES, cpu_cache, cpu_tokens, long
 from shared.preflight.memory import cache_bytes
 from shared.preflight.types import Configuration
 from worker.training.model.gpu_share import gpu_share, memory_held
-from worker.training.model.kernels.choice import kernels_agree
+from worker.training.model.kernels.choice import delta_rule_agrees, kernels_agree
+from worker.training.model.kernels.delta_rule.functions import HeadSizes
 
 MAX_TOKENS = 65_536
 """Largest micro-batch in tokens: larger ones do not use an accelerator better."""
@@ -89,7 +90,7 @@ def choose_budget(
     else:
         # Without kernels torch saves more activations, and sharded processes cannot repeat a step in smaller
         # micro-batches.
-        kernels = bool(smallest(int(kernels_agree(device))))
+        kernels = bool(smallest(int(every_kernel_agrees(device, config))))
         free, total = torch.cuda.mem_get_info(device)  # a serving replica may share the device
         own, free = smallest(memory_limit(contract, int(gpu_share() * total))), smallest(free)
         budget = device_budget(contract, config, min(own, free), processes, kernels=kernels)
@@ -99,6 +100,15 @@ def choose_budget(
     if shard_base and processes > 1:
         return replace(budget, shard_base=True, cache_dequantised=False)
     return budget
+
+
+def every_kernel_agrees(device: torch.device, config: ModelConfig) -> bool:
+    """Return whether all kernels that a model uses run on the device."""
+    linear = config.linear
+    if linear is None:
+        return kernels_agree(device)
+    sizes = HeadSizes(linear.key_heads, linear.key_head_dim, linear.value_heads, linear.value_head_dim)
+    return kernels_agree(device) and delta_rule_agrees(device, sizes)
 
 
 def cpu_budget(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.support.tiny_models import RAW
 from worker.training.model import linear_attention
 from worker.training.model.attention import DOCUMENTS, can_pack
-from worker.training.model.linear_attention import convolved, scan, use_own_scan
+from worker.training.model.convolution import convolved
+from worker.training.model.delta_rule import document_starts
+from worker.training.model.kernels.delta_rule.functions import HeadSizes
+from worker.training.model.linear_attention import attend, scan, use_own_scan
 
 SYNCS = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item"}
 BOUNDARIES = [0, 1, 3, 40, 110]
@@ -139,3 +143,33 @@ def test_flash_linear_attention_computes_it_on_a_gpu_that_has_it(monkeypatch):
     assert passed == {"normalised": True, "boundaries": edges}
     assert tried == [(query.device, 4, 6)]
     assert scan(query.as_subclass(torch.Tensor), value[..., :4], value, -rate, rate, edges) is not value
+
+
+def test_where_triton_computes_it_torch_does_not(monkeypatch):
+    """One tensor of queries, keys and values goes in, and both kernels get the starts of the documents."""
+    sizes, passed = HeadSizes(1, 4, 2, 6), {}
+
+    def convolution(x, weight, first):
+        passed.update(starts=first.tolist())
+        return x
+
+    def rule(mixed, decay, beta, first, sizes):
+        passed.update(mixed=mixed, starts_again=first.tolist())
+        return sizes.split(mixed)[2]
+
+    monkeypatch.setattr(linear_attention.choice, "runs_delta_rule", lambda x, asked: asked == sizes)
+    monkeypatch.setattr(linear_attention, "Convolved", SimpleNamespace(apply=convolution))
+    monkeypatch.setattr(linear_attention, "DeltaRule", SimpleNamespace(apply=rule))
+    monkeypatch.setattr(linear_attention, "flash_kernel", None)
+    x, edges = torch.randn(1, 5, 20), torch.tensor([0, 2, 5], dtype=torch.int32)
+    heads = torch.rand(1, 5, 2)
+    output = attend(x, torch.ones(20, 4), -heads, heads, edges, sizes)
+    assert torch.equal(output, x[..., 8:].view(1, 5, 2, 6))
+    assert passed == {"starts": [0, 0, 2, 2, 2], "mixed": x, "starts_again": [0, 0, 2, 2, 2]}
+
+
+@pytest.mark.parametrize(("boundaries", "starts"), [(None, None), ([0, 5], None), ([0, 1, 4, 5], [0, 1, 1, 1, 4])])
+def test_each_position_has_the_start_of_its_document(boundaries, starts):
+    edges = None if boundaries is None else torch.tensor(boundaries, dtype=torch.int32)
+    found = document_starts(edges, 5)
+    assert (None if found is None else found.tolist()) == starts

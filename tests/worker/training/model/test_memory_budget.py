@@ -14,6 +14,7 @@ from shared.preflight.activations import Recompute
 from shared.preflight.estimate import CPU_TOKENS, estimate, memory_limit
 from shared.preflight.memory import cache_bytes
 from tests.support.base_configs import QWEN3_06B, QWEN3_8B
+from tests.support.tiny_models import RAW
 from tests.support.training_runs import contract_for
 from worker.training.model import memory_budget
 from worker.training.model.memory_budget import (
@@ -87,6 +88,17 @@ def test_a_gpu_without_kernels_gets_what_torch_saves_there(monkeypatch, ours, ot
     kernels = ours and bool(others)
     assert found == device_budget(contract(), CONFIG, 26 * GIB, kernels=kernels)
     assert found.recompute is (Recompute.NONE if kernels else Recompute.MLPS)
+
+
+@pytest.mark.parametrize("agree", [True, False])
+def test_a_hybrid_model_needs_the_kernels_of_linear_attention_too(monkeypatch, agree):
+    tried, config = [], parse_model_config(RAW["qwen3_5_text"])
+    monkeypatch.setattr(memory_budget, "kernels_agree", lambda _: True)
+    monkeypatch.setattr(memory_budget, "delta_rule_agrees", lambda *what: tried.append(what) or agree)
+    cuda = torch.device("cuda")
+    assert memory_budget.every_kernel_agrees(cuda, config) == agree
+    assert tried == [(cuda, (2, 8, 4, 16))]
+    assert memory_budget.every_kernel_agrees(cuda, CONFIG)
 
 
 @pytest.mark.parametrize("exec_", [{"batch_size": 1, "grad_accum": 4}, {"batch_size": 6, "grad_accum": 2}])

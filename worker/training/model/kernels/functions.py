@@ -71,3 +71,18 @@ class Gated(torch.autograd.Function):
         own = gradient.clone(memory_format=torch.contiguous_format)
         _, d_gate, d_up = operators.gated_gradients(own, *ctx.saved_tensors)
         return d_gate, d_up
+
+
+class Convolved(torch.autograd.Function):
+    """SiLU of the causal convolution of each channel with its own frozen kernel, within documents."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, first: Tensor | None) -> Tensor:
+        """Return (rows, tokens, channels); arguments as in `operators.py:convolved`."""
+        ctx.save_for_backward(x, weight, first)
+        return operators.convolved(x, weight, first)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return operators.convolved_gradient(gradient, *ctx.saved_tensors), None, None

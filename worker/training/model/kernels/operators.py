@@ -54,6 +54,24 @@ def gated_gradients(d_inner: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, 
     return inner, d_gate, d_inner
 
 
+def convolved(x: Tensor, weight: Tensor, first: Tensor | None) -> Tensor:
+    """Return SiLU of the causal convolution of each channel with its own kernel, within documents.
+
+    Args:
+        x: (rows, tokens, channels).
+        weight: (channels, kernel size); its last column is for the position itself.
+        first: (tokens,), int32, the position at which each position's document starts; None: each row is a document.
+    """
+    result: Tensor = torch.ops.mens.convolved(x, weight, first)
+    return result
+
+
+def convolved_gradient(gradient: Tensor, x: Tensor, weight: Tensor, first: Tensor | None) -> Tensor:
+    """Return the gradient of x; the convolution is computed again."""
+    result: Tensor = torch.ops.mens.convolved_gradient(gradient, x, weight, first)
+    return result
+
+
 def _norm_shapes(x: Tensor, delta: Tensor | None, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     normed = x.new_empty(x.shape)
     total = x.new_empty(0) if delta is None else x.new_empty(x.shape)
@@ -79,7 +97,22 @@ def _gated_gradients_shapes(_gradient: Tensor, _gate: Tensor, up: Tensor) -> tup
     return up.new_empty(up.shape), up.new_empty(up.shape)
 
 
-def _define(name: str, signature: str, module: str, shapes: Any) -> None:
+def _convolved_shapes(x: Tensor, *_: object) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _convolved_gradient_shapes(_gradient: Tensor, x: Tensor, *_: object) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def define(name: str, signature: str, module: str, shapes: Any) -> None:
+    """Add an operator.
+
+    Args:
+        module: the module of this package whose function of the same name launches the kernel.
+        shapes: function that returns outputs without values.
+    """
+
     def launch(*arguments: Any) -> Any:
         return getattr(import_module(f"worker.training.model.kernels.{module}"), name)(*arguments)
 
@@ -90,29 +123,41 @@ def _define(name: str, signature: str, module: str, shapes: Any) -> None:
     LIBRARY.impl(name, shapes, "Meta")
 
 
-_define(
+define(
     "norm",
     "(Tensor x, Tensor? delta, Tensor weight, float eps, bool centred) -> (Tensor, Tensor, Tensor)",
     "norm_kernels",
     _norm_shapes,
 )
-_define(
+define(
     "norm_gradient",
     "(Tensor d_normed, Tensor? d_total, Tensor x, Tensor weight, Tensor scale, bool centred, bool learns) -> "
     "(Tensor, Tensor)",
     "norm_kernels",
     _norm_gradient_shapes,
 )
-_define(
+define(
     "turn",
     "(Tensor query, Tensor key, Tensor cos, Tensor sin, bool back) -> (Tensor, Tensor)",
     "rotary_kernels",
     _turn_shapes,
 )
-_define("gated", "(Tensor gate, Tensor up) -> Tensor", "swiglu_kernels", _gated_shapes)
-_define(
+define("gated", "(Tensor gate, Tensor up) -> Tensor", "swiglu_kernels", _gated_shapes)
+define(
     "gated_gradients",
     "(Tensor(a!) d_inner, Tensor gate, Tensor up) -> (Tensor, Tensor)",
     "swiglu_kernels",
     _gated_gradients_shapes,
+)
+define(
+    "convolved",
+    "(Tensor x, Tensor weight, Tensor? first) -> Tensor",
+    "convolution_kernels",
+    _convolved_shapes,
+)
+define(
+    "convolved_gradient",
+    "(Tensor gradient, Tensor x, Tensor weight, Tensor? first) -> Tensor",
+    "convolution_kernels",
+    _convolved_gradient_shapes,
 )

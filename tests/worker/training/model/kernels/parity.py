@@ -5,9 +5,9 @@ imported. So `test_functions.py` runs these tests in a separate process.
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,6 +19,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from shared.contract.sections import AdapterSection
 from shared.preflight.activations import Recompute
 from tests.support.tiny_models import RAW
+from tests.support.triton_interpreter import bfloat16_as_on_a_gpu
 from worker.training.model.attention import DOCUMENTS
 from worker.training.model.kernels import choice, operators
 from worker.training.model.kernels.blocks import Norm, use_kernels
@@ -33,25 +34,16 @@ DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 6e-3}
 EVERY_KERNEL = {"norm", "norm_gradient", "turn", "gated", "gated_gradients"}
+LINEAR_ATTENTION = {
+    *("convolved", "delta_inverse", "delta_solved", "delta_states", "delta_outputs"),
+    *("convolved_gradient", "delta_direct_gradient", "delta_state_gradients", "delta_output_gradients"),
+    *("delta_system_gradients", "delta_head_gradient"),
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
 def rounding():
-    """Triton's interpreter cuts a bfloat16's bits off where a GPU rounds to the nearest, ties to even."""
-    if not INTERPRETED:
-        yield
-        return
-    from triton.runtime import interpreter
-
-    def rounded(data, source, target, mode):
-        if str(target) == "fp32":
-            return (data.view(np.uint16).astype(np.uint32) << 16).view(np.uint32)
-        assert str(target) == "bf16", target
-        bits = data.view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter, "_convert_float", rounded)
+    with bfloat16_as_on_a_gpu() if INTERPRETED else nullcontext():
         yield
 
 
@@ -255,6 +247,7 @@ def learn(monkeypatch):
 
     def run(family, dtype, *, kernels, recompute=Recompute.NONE, targets=()):
         monkeypatch.setattr(choice, "runs_kernels", lambda x: kernels)
+        monkeypatch.setattr(choice, "runs_delta_rule", lambda x, sizes: kernels)
         torch.manual_seed(3)
         raw = RAW[family] | {"num_hidden_layers": 2 if "qwen3" in family else 1, "initializer_range": 0.1}
         if "3_5" in family:
@@ -288,7 +281,8 @@ def learn(monkeypatch):
                 max_length_k=max(lengths),
             ).loss
             loss.backward()
-        assert seen.names == (EVERY_KERNEL if kernels else set())
+        expected = EVERY_KERNEL | (LINEAR_ATTENTION if "3_5" in family else set())
+        assert seen.names == (expected if kernels else set())
         return loss.double(), [parameter.grad.double() for parameter in trainable(tuned)]
 
     return run

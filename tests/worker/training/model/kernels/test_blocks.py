@@ -15,6 +15,11 @@ from worker.training.model.kernels.blocks import use_kernels
 from worker.training.supervised import SupervisedMethod
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "qwen3_5_text", "gpt2"]
+LINEAR_ATTENTION = [
+    *("convolved", "delta_inverse", "delta_solved", "delta_states", "delta_outputs"),
+    *("convolved_gradient", "delta_direct_gradient", "delta_state_gradients", "delta_output_gradients"),
+    "delta_system_gradients",
+]
 IDS = torch.arange(18).reshape(2, 9) % 90
 
 
@@ -58,12 +63,15 @@ def test_every_norm_rotation_and_mlp_is_a_kernel_on_a_gpu(family, norms, rotatio
         counted_model(RAW[family])  # a second model of the family finds its function replaced
         with Kernels() as kernels:
             SupervisedMethod().loss(model, micro_batch(2, 9), META, 100.0).loss.backward()
+    linear = 4 - rotations if "qwen3_5" in family else 0
+    each = dict.fromkeys(LINEAR_ATTENTION, linear) | {"delta_head_gradient": 2 * linear}  # of queries, and of keys
     assert kernels.called == {
         "norm": norms,
         "norm_gradient": norms - 1,  # nothing before the first one learns
         "turn": 2 * rotations,
         "gated": 4,
         "gated_gradients": 4,
+        **(each if linear else {}),
     }
 
 
