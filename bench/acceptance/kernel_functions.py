@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from worker.training.model.convolution import convolved
+from worker.training.model.delta_rule import gated_delta_rule
 from worker.training.model.kernels import reference
-from worker.training.model.kernels.functions import Gated, NormedSum, Rotation
+from worker.training.model.kernels.delta_rule.functions import DeltaRule, HeadSizes
+from worker.training.model.kernels.functions import Convolved, Gated, NormedSum, Rotation
 
 
 def normed_sum(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
@@ -26,8 +30,37 @@ def rotated(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
     return reference.rotate(query, cos, sin), reference.rotate(key, cos, sin)
 
 
-IN_PLACE: dict[str, Callable[..., Any]] = {"NormedSum": normed_sum, "Rotation": rotated, "Gated": reference.gated}
-KERNELS = {"NormedSum": NormedSum, "Rotation": Rotation, "Gated": Gated}
+def convolution(x: Tensor, weight: Tensor, first: Tensor | None) -> Tensor:
+    """Return the result of :class:`Convolved`."""
+    return convolved(x, weight, _boundaries(first))
+
+
+def delta_rule(mixed: Tensor, decay: Tensor, beta: Tensor, first: Tensor | None, sizes: HeadSizes) -> Tensor:
+    """Return the result of :class:`DeltaRule`."""
+    query, key, value = sizes.split(mixed)
+    query, key = (heads.repeat_interleave(sizes.value_heads // sizes.key_heads, 2) for heads in (query, key))
+    return gated_delta_rule(query, key, value, decay, beta, _boundaries(first))
+
+
+def _boundaries(first: Tensor | None) -> Tensor | None:
+    """Return the boundaries of documents, for the position at which each position's document starts."""
+    return None if first is None else torch.cat([first.unique_consecutive(), first.new_tensor([len(first)])])
+
+
+IN_PLACE: dict[str, Callable[..., Any]] = {
+    "NormedSum": normed_sum,
+    "Rotation": rotated,
+    "Gated": reference.gated,
+    "Convolved": convolution,
+    "DeltaRule": delta_rule,
+}
+KERNELS = {
+    "NormedSum": NormedSum,
+    "Rotation": Rotation,
+    "Gated": Gated,
+    "Convolved": Convolved,
+    "DeltaRule": DeltaRule,
+}
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,14 @@ from bench.training.training_inputs import make_base
 from shared.contract.sections import AdapterSection, QuantSection
 from worker.training.model.attention import attend_within_documents, has_varlen_kernel
 from worker.training.model.kernels import choice
+from worker.training.model.kernels.delta_rule.functions import HeadSizes
 from worker.training.model.load import attach_lora, load_base, trainable
 from worker.training.model.lora_fusion import fuse_lora
 from worker.training.model.nf4 import BLOCK_SIZE
 
 HEAD_SIZES = (64, 128, 256)
+LINEAR_HEADS = (HeadSizes(1, 64, 1, 64), HeadSizes(1, 128, 2, 128))
+"""Heads of linear attention of the tiny hybrid base and of Qwen3.5-4B."""
 DOCUMENTS = (0, 7, 8, 200, 457)
 OTHER_CODES = 1e-3
 """Largest share of code bytes that two devices' quantisers may round differently."""
@@ -158,7 +161,25 @@ def kernels(device: str) -> PartResult:
     return PartResult({"largest distance": distance, "computed by": ours.computed_by}, [goal])
 
 
-PARTS = {"nf4": nf4, "attention": attention, "lora": lora, "kernels": kernels}
+def linear_attention(device: str) -> PartResult:
+    """Compare Triton's kernels of linear attention with torch in fp32, as the trainer does before a job's first step."""
+    ours = KernelFunctions.of(device)
+    with patch.multiple(choice, **ours.functions):
+        distances = {
+            sizes.key_size: choice.delta_distance(torch.device(device), torch.bfloat16, sizes) for sizes in LINEAR_HEADS
+        }
+    facts = {"computed_by": ours.computed_by, "by_head_size": distances}
+    goal = Goal("A1-linear-attention", max(distances.values()), choice.TOLERANCE, facts=facts)
+    return PartResult({"largest distance": goal.figure, "computed by": ours.computed_by}, [goal])
+
+
+PARTS = {
+    "nf4": nf4,
+    "attention": attention,
+    "lora": lora,
+    "kernels": kernels,
+    "linear attention": linear_attention,
+}
 
 if __name__ == "__main__":
     run_part(PARTS)

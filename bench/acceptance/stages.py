@@ -18,13 +18,14 @@ from bench.harness.peers import peers_python
 from bench.harness.processes import variant_processes
 
 PRELOADED = ("bitsandbytes", "peft", "worker.train", "worker.pretrain")
-PARITY = ("nf4", "attention", "lora", "kernels")
-SCANS = ("reference", "own", "fla")
-KERNELS = ("norm and sum", "norm of queries", "rotary embeddings", "SwiGLU")
+PARITY = ("nf4", "attention", "lora", "kernels", "linear attention")
+SCANS = ("reference", "own", "triton", "fla")
+KERNELS = ("norm and sum", "norm of queries", "rotary embeddings", "SwiGLU", "convolution", "delta rule")
 """Parts of this package's programs, listed here because importing the programs takes seconds."""
 MARKED = "tests/worker/training/model"
 """Folder of the tests marked `gpu`, except those of the stages."""
 SCAN_TOKENS, SMOKE_SCAN_TOKENS = (1024, 2048, 4096, 8192), (128, 256)
+SCAN_GOALS = {"own": "A5-speed", "triton": "A5-triton-speed"}
 SCAN_FASTER = 5.0
 """Minimum speed relative to transformers' reference, on rows of 4,096 tokens; in the model it moves a sixteenth of the
 bytes.
@@ -77,7 +78,7 @@ def memory_work(setting: Setting) -> StageWork:
 
 
 def scan_work(setting: Setting) -> StageWork:
-    """Return one part for each scan; the conclusion compares the trainer's scan with transformers'."""
+    """Return one part for each scan; the conclusion compares the trainer's scans with transformers'."""
     tokens = SMOKE_SCAN_TOKENS if setting.smoke else SCAN_TOKENS
     results: dict[str, PartResult] = {}
 
@@ -86,12 +87,16 @@ def scan_work(setting: Setting) -> StageWork:
         return results[variant]
 
     def conclude() -> bool:
-        if not {"reference", "own"} <= results.keys():
+        if not SCAN_GOALS.keys() | {"reference"} <= results.keys():
             return False
         column = f"{tokens[-2]} tokens, ms"
-        reference, own = (float(results[variant_name].figures[column]) for variant_name in ("reference", "own"))
-        goal = Goal("A5-speed", reference / own, SCAN_FASTER, at_most=False, facts={"tokens": tokens[-2]})
-        return goal.judge(smoke=setting.smoke)
+        reference = float(results["reference"].figures[column])
+        verdicts = []
+        for variant, name in SCAN_GOALS.items():
+            ratio = reference / float(results[variant].figures[column])
+            goal = Goal(name, ratio, SCAN_FASTER, at_most=False, facts={"tokens": tokens[-2]})
+            verdicts.append(goal.judge(smoke=setting.smoke))
+        return all(verdicts)
 
     return StageWork({variant: partial(measured, variant) for variant in SCANS}, conclude)
 
