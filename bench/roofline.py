@@ -5,7 +5,7 @@ every operation is counted: its bytes, its FLOPs and the live memory. An operati
 FLOPs need, whichever is longer, and at least one launch: a modelled figure, never a measurement. ``reserved`` is the
 memory that torch's allocator would take for the tensors, simulated with a worker's settings and with the defaults.
 Variants: the trainer as it is; with the activations of norms and MLPs recomputed, or of whole blocks; without Triton's
-kernels for norms, rotary embeddings and SwiGLU; and, for models with linear attention, transformers' reference.
+kernels; and, for models with linear attention, transformers' reference.
 """
 
 from __future__ import annotations
