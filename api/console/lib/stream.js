@@ -48,7 +48,7 @@ export function onChanges(listener) {
 }
 
 /**
- * Ask again when something that is meant changes, and when nobody tells of changes; at most once in a time.
+ * Ask again when something that is meant changes, and at each poll of a page without a stream; at most once per pause.
  * @param {() => void} reload
  * @param {(changed: any) => boolean} isMeant
  * @param {number} [pause] ms

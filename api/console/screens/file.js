@@ -11,7 +11,7 @@ import { useRowKeys } from "../parts/row_keys.js";
 import { Empty, Fact, Failure, Loading, NotThere, Stale, said, wordOf } from "../parts/state.js";
 
 const PAGE = 20;
-/** So many jobs and evals are read to say which refer to a file. */
+/** Number of jobs, and of evals, that are read to name those that refer to a file. */
 const LOOKED_AT = 100;
 const JOBS = `/v1/jobs?limit=${LOOKED_AT}`;
 const EVALS = `/v1/evals?limit=${LOOKED_AT}&order=desc`;

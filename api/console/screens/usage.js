@@ -16,7 +16,7 @@ const GROUPS = /** @type {Record<string, string>} */ ({ day: "day", key: "key", 
 const OF_ALL = /** @type {Record<string, string>} */ ({ tenant: "tenant", "tenant,key": "tenant and key", "day,tenant,key,base": "day, tenant, key and base" });
 const NAMES = /** @type {Record<string, string>} */ ({ day: "day", tenant: "tenant", key: "key_name", base: "base", model: "model", job: "job_id" });
 const PAGE = 100;
-/** Sums are asked for again at most so often, ms: each reads many lines. */
+/** Shortest time between two requests of the sums, ms: each reads many rows. */
 const PAUSE = 30_000;
 const SHORT_OF_DISK = 0.1;
 
