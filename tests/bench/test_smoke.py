@@ -33,8 +33,8 @@ RUNS = {
         "mens|mens-nf4|mens-cache|mens-bf16|mens-quiet|hf|trl-packed|trl-packed-large|trl-padding-free",
     ),
     "bench.gpu --device cpu --acceptance parity": (
-        "A1-nf4 A1-nf4-codes A1-attention A1-attention-kernel A1-lora A1-kernels A1-marked",
-        "nf4|attention|lora|kernels|marked tests",
+        "A1-nf4 A1-nf4-codes A1-attention A1-attention-kernel A1-linear-attention A1-lora A1-kernels A1-marked",
+        "nf4|attention|linear attention|lora|kernels|marked tests",
     ),
     "bench.gpu --device cpu --acceptance loop": (
         "A2-steps A2-resume A2-retries A2-memory A2-loss",
@@ -45,8 +45,14 @@ RUNS = {
         "inputs and peak|mens|kernels|trl-packed-large|mens-nf4|mens-cache|mens-bf16|mens-quiet|hf",
     ),
     "bench.gpu --device cpu --acceptance memory": ("G4-estimate", "tiny"),
-    "bench.gpu --device cpu --acceptance scan": ("A5-own-values A5-growth A5-fla-values A5-speed", "reference|own|fla"),
-    "bench.gpu --device cpu --acceptance kernels": ("A6", "norm and sum|norm of queries|rotary embeddings|SwiGLU"),
+    "bench.gpu --device cpu --acceptance scan": (
+        "A5-own-values A5-growth A5-triton-values A5-triton-speed A5-fla-values A5-speed",
+        "reference|own|triton|fla",
+    ),
+    "bench.gpu --device cpu --acceptance kernels": (
+        "A6",
+        "norm and sum|norm of queries|rotary embeddings|SwiGLU|convolution|delta rule",
+    ),
     "bench.roofline": (
         "P1",
         "matrix products|attention|NF4 to bf16|elementwise|now|recompute mlps|recompute blocks|torch",
