@@ -98,6 +98,7 @@ def test_people_come_from_the_sign_in_to_a_compared_run_and_an_eval_by_keys_alon
         press(page, dialog.get_by_role("button", name="Back"))
         expect(page.get_by_role("button", name="Cancel")).to_be_focused()
         page.keyboard.press("Enter")
+        dialog.wait_for()
         page.keyboard.press("Escape")
         expect(page.get_by_role("button", name="Cancel")).to_be_focused()
         page.keyboard.press("Enter")

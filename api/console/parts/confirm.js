@@ -1,5 +1,5 @@
 /** A question before something that cannot be undone. */
-import { useEffect, useRef, useState } from "../vendor/preact-hooks.js";
+import { useLayoutEffect, useRef, useState } from "../vendor/preact-hooks.js";
 import { ApiError } from "../lib/client.js";
 import { h, html } from "./html.js";
 import { useIsShown } from "./shown.js";
@@ -11,7 +11,7 @@ export function Confirm({ title, verb, failed = "Refused", act, close, children 
   const [error, setError] = useState(/** @type {any} */ (null));
   const [isBusy, setBusy] = useState(false);
   const isShown = useIsShown();
-  useEffect(() => dialog.current?.showModal(), []);
+  useLayoutEffect(() => dialog.current?.showModal(), []); // before the next key
   const confirm = async () => {
     if (isBusy) return;
     setBusy(true);
