@@ -11,7 +11,7 @@ import { switchTheme, theme } from "./lib/theme.js";
 import { h, html } from "./parts/html.js";
 import { isInDialog } from "./parts/row_keys.js";
 import { useLostFocus } from "./parts/shown.js";
-import { Empty, Failure, Loading } from "./parts/state.js";
+import { Empty, NotThere } from "./parts/state.js";
 import { Jobs } from "./screens/jobs.js";
 import { SignIn } from "./screens/sign_in.js";
 
@@ -70,8 +70,7 @@ function Screen() {
     document.title = `${screen?.title || "Not found"} · Mens`;
   }, [name]);
   if (!screen) return h(Empty, { title: "Page not found", children: html`<p><a href="#/jobs">All jobs</a></p>` });
-  if (error) return h(Failure, { error });
-  if (loaded?.name !== name) return h(Loading, {});
+  if (error || loaded?.name !== name) return h(NotThere, { title: screen.title, error });
   return h(loaded.view, { key: `${name}/${parts[1] || ""}`, parts: parts.slice(1), query });
 }
 
@@ -116,8 +115,7 @@ function Console() {
   useEffect(() => {
     if (me) providerAnswer.value = null; // it must not count after they have signed out
   }, [me]);
-  if (error) return html`<main class="alone">${h(Failure, { error, retry: ask, what: "Mens cannot be reached." })}</main>`;
-  if (me === undefined) return html`<main class="alone">${h(Loading, { rows: 3 })}</main>`;
+  if (error || me === undefined) return html`<main class="alone">${h(NotThere, { title: "Mens", error, retry: ask, what: "Mens cannot be reached.", rows: 3 })}</main>`;
   if (me === null || oneTimeCode.value) return h(SignIn, {});
   const open = address.value.parts[0] || "jobs";
   return html`<a class="skip" href="#content" onClick=${skip}>To the content</a>
