@@ -27,9 +27,9 @@ SAMPLE_TOKENS = 64
 """Largest number of tokens of a sample answer."""
 ANSWERS_AT_ONCE = 4
 SHARE_OF_TRAINING = 0.1
-"""Share of the training's time that a self-evaluation with its answers may take."""
+"""Share of the training's time after which a self-evaluation measures nothing beyond its least content."""
 LEAST_SECONDS = 15.0
-"""Minimum time of a self-evaluation, or of its part on the served model, however short the training was."""
+"""Least budget of a self-evaluation, or of its part on the served model, however short the training was."""
 TOO_LONG = f"more would have taken over {LEAST_SECONDS:.0f} s and over a tenth of the training's time"
 MAX_CHARACTERS = 600
 """Largest number of characters of a stored string."""

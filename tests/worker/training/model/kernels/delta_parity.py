@@ -36,7 +36,7 @@ SHAPES = [
     ("many documents in a chunk", 1, 141, [*range(0, 141, 7), 141], TINY),
     ("as many heads of keys as of values", 1, 90, [0, 40, 90], HeadSizes(3, 64, 3, 128)),
     ("four heads of values to one of keys", 1, 90, [0, 40, 90], HeadSizes(1, 64, 4, 16)),
-    ("sizes that are no power of two", 1, 90, [0, 65, 90], HeadSizes(1, 96, 2, 40)),
+    ("sizes other than powers of two", 1, 90, [0, 65, 90], HeadSizes(1, 96, 2, 40)),
 ]
 
 
